@@ -1,0 +1,1 @@
+"""What a plugin relies on in vLLM, and how it changes it; knows nothing of drafting."""

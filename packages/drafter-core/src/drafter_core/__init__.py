@@ -1,0 +1,1 @@
+"""SuffixDecoding drafts from generated tokens; knows nothing of vLLM."""

@@ -1,0 +1,1 @@
+"""Reads vLLM's source, never runs it, and says what a release breaks for a plugin."""
