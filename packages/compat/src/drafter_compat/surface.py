@@ -159,6 +159,8 @@ class Symbol:
     id: str = _key(_read_text)
     why: str = _key(_read_text, kw_only=True)
     versions: str | None = _key(_read_text, default=None, kw_only=True)
+    optional: bool = _key(_read_flag, default=False, kw_only=True)
+    """The plugin copes without it (it catches the ImportError, or asks with hasattr): its absence breaks nothing."""
 
     def applies_to(self, version: str) -> bool:
         """Whether this symbol is relied on with that version of the package."""
@@ -199,7 +201,9 @@ class FromImport(_InModule):
 class ReplacedClass(_InModule):
     """The class `name` is defined in `source` and bound in `module`, where the plugin rebinds it.
 
-    `isinstance_in` are the functions of `module` that test `isinstance(value, name)`.
+    `isinstance_in` are the functions of `module` that test `isinstance(value, name)`. `provides` maps each
+    member of the class that the plugin puts there (its own bases included) to its signature, or to the empty
+    text where it is no method; empty where the plugin does not say.
     """
 
     kind: ClassVar[str] = "replaced-class"
@@ -207,6 +211,7 @@ class ReplacedClass(_InModule):
     name: str = _key(_read_dotted, kw_only=True)
     source: str = _key(_read_dotted, kw_only=True)
     isinstance_in: tuple[str, ...] = _key(_read_texts, default=(), kw_only=True)
+    provides: Pairs = _key(_read_table, default=(), kw_only=True)
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -275,6 +280,10 @@ class FunctionShape(_InModule):
     signature: str | None = _key(_read_text, default=None, kw_only=True)
     is_async: bool | None = _key(_read_flag, toml="async", default=None, kw_only=True)
     decorators: tuple[str, ...] | None = _key(_read_texts, default=None, kw_only=True)
+    replacement: str | None = _key(_read_text, default=None, kw_only=True)
+    replaced_by: str | None = _key(_read_place, default=None, kw_only=True)
+    calls: tuple[str, ...] = _key(_read_texts, default=(), kw_only=True)
+    rebound: bool = _key(_read_flag, default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -294,7 +303,10 @@ class ClassShape(_InModule):
 
 @dataclass(frozen=True)
 class Constant(_InModule):
-    """A constant with its `value`, or a `Literal` or collection that `contains` these values."""
+    """A constant with its `value`, or a `Literal` or collection that `contains` these values.
+
+    With neither, only that the module has the name.
+    """
 
     kind: ClassVar[str] = "constant"
 
@@ -304,8 +316,8 @@ class Constant(_InModule):
 
     def problem(self) -> str | None:
         """As in Symbol."""
-        if bool(self.contains) == (self.value is not None):
-            return "give exactly one of 'contains' and 'value'"
+        if self.contains and self.value is not None:
+            return "give at most one of 'contains' and 'value'"
         return None
 
 
