@@ -160,7 +160,7 @@ class Symbol:
     why: str = _key(_read_text, kw_only=True)
     versions: str | None = _key(_read_text, default=None, kw_only=True)
     optional: bool = _key(_read_flag, default=False, kw_only=True)
-    """The plugin copes without it (it catches the ImportError, or asks with hasattr): its absence breaks nothing."""
+    """The plugin copes without it (it catches the ImportError, asks with hasattr)."""
 
     def applies_to(self, version: str) -> bool:
         """Whether this symbol is relied on with that version of the package."""
@@ -201,9 +201,9 @@ class FromImport(_InModule):
 class ReplacedClass(_InModule):
     """The class `name` is defined in `source` and bound in `module`, where the plugin rebinds it.
 
-    `isinstance_in` are the functions of `module` that test `isinstance(value, name)`. `provides` maps each
-    member of the class that the plugin puts there (its own bases included) to its signature, or to the empty
-    text where it is no method; empty where the plugin does not say.
+    `isinstance_in` are the functions of `module` that test `isinstance(value, name)`. `provides`
+    maps each member of the class that the plugin puts there (its own bases included) to its
+    signature, or to the empty text where it is no method; empty where the plugin does not say.
     """
 
     kind: ClassVar[str] = "replaced-class"
@@ -211,7 +211,7 @@ class ReplacedClass(_InModule):
     name: str = _key(_read_dotted, kw_only=True)
     source: str = _key(_read_dotted, kw_only=True)
     isinstance_in: tuple[str, ...] = _key(_read_texts, default=(), kw_only=True)
-    provides: Pairs = _key(_read_table, default=(), kw_only=True)
+    provides: tuple[tuple[str, str], ...] = _key(_read_table, default=(), kw_only=True)
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -271,7 +271,11 @@ class FunctionShape(_InModule):
     """A function or method: its qualified name and, where given, signature, async and decorators.
 
     `signature` is source text from the opening bracket on, `(self, config: VllmConfig, *,
-    eager=False) -> int`.
+    eager=False) -> int`. How the plugin uses it, as far as it says: `replacement` is the signature
+    of what the plugin puts in its place (a patch, or the override in a subclass), `replaced_by`
+    where that stands in the plugin (`module:name`), `calls` how the plugin calls it (`(query,
+    scale=1.0)`, without self). With `rebound` the plugin assigns to the name in `module`, so only
+    what reads the name there sees the replacement.
     """
 
     kind: ClassVar[str] = "function"
@@ -290,7 +294,10 @@ class FunctionShape(_InModule):
 class ClassShape(_InModule):
     """A class that the plugin subclasses or constructs.
 
-    `fields` maps a field to the text of its default. The empty text says that the field has no default. `bases` is compared only where given.
+    `fields` maps a field to the text of its default; the empty text says that it has none. `bases`
+    is compared only where given. `calls` is how the plugin constructs it (`(n=1, max_tokens=8)`),
+    `provides` maps each member of the plugin's subclass to its signature, or to the empty text
+    where it is no method.
     """
 
     kind: ClassVar[str] = "class"
@@ -299,6 +306,8 @@ class ClassShape(_InModule):
     bases: tuple[str, ...] | None = _key(_read_texts, default=None, kw_only=True)
     methods: tuple[str, ...] = _key(_read_texts, default=(), kw_only=True)
     fields: tuple[tuple[str, str], ...] = _key(_read_table, default=(), kw_only=True)
+    calls: tuple[str, ...] = _key(_read_texts, default=(), kw_only=True)
+    provides: tuple[tuple[str, str], ...] = _key(_read_table, default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
