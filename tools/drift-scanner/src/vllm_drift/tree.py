@@ -12,19 +12,15 @@ import json
 import struct
 import tokenize
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
 __all__ = ["CorruptPack", "SourceTree", "dotted_name", "pack_bytes"]
 
-_MAGIC = b"vllm-drift pack 1\n"
-_CHUNK = 1 << 20
-"""Target size of a chunk before compression, in bytes: one module costs one chunk's decompression
-(about 3 ms).
-"""
+_MAGIC = b"vllm-drift pack 2\n"
 
 
 class CorruptPack(ValueError):
@@ -33,10 +29,18 @@ class CorruptPack(ValueError):
 
 def dotted_name(path: str) -> str:
     """Return the module name of a path below the root: `vllm/v1/__init__.py` -> `vllm.v1`."""
-    parts = list(PurePosixPath(path).with_suffix("").parts)
-    if parts[-1] == "__init__":
-        parts.pop()
-    return ".".join(parts)
+    stem = path.removesuffix(".py")
+    return stem.removesuffix("/__init__").replace("/", ".")
+
+
+class _Entry(NamedTuple):
+    """Where a module lies in the blob: offset, length there, size in bytes, and its hash."""
+
+    path: str
+    offset: int
+    length: int
+    size: int
+    digest: str
 
 
 class SourceTree:
@@ -61,8 +65,8 @@ class SourceTree:
         label: str,
         version: Version | None,
         package: str,
-        index: Mapping[str, tuple[str, int, int, int, str]],
-        chunks: list[bytes],
+        entries: Mapping[str, _Entry],
+        blob: bytes,
         extras: Mapping[str, str],
         origin: str = "",
         notes: tuple[str, ...] = (),
@@ -73,22 +77,22 @@ class SourceTree:
         self.extras = dict(extras)
         self.origin = origin
         self.notes = notes
-        self._index = dict(index)
-        self._chunks = chunks
-        self._open: dict[int, bytes] = {}
+        self._entries = dict(entries)
+        self._blob = blob
+        self._open: dict[str, bytes] = {}
 
     def __repr__(self) -> str:
-        return f"SourceTree({self.label!r}, package={self.package!r}, modules={len(self._index)})"
+        return f"SourceTree({self.label!r}, package={self.package!r}, modules={len(self._entries)})"
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._entries)
 
     def __contains__(self, dotted: object) -> bool:
-        return dotted in self._index
+        return dotted in self._entries
 
     def modules(self) -> Iterator[str]:
         """Yield the dotted name of every module, in the order of their paths."""
-        return iter(self._index)
+        return iter(self._entries)
 
     def text(self, dotted: str) -> str | None:
         """Return a module's source, decoded as Python would, or None where there is no such module.
@@ -100,45 +104,47 @@ class SourceTree:
 
     def data(self, dotted: str) -> bytes | None:
         """Return a module's bytes, or None where there is no such module."""
-        entry = self._index.get(dotted)
-        if entry is None:
-            return None
-        _, chunk, start, length, _ = entry
-        return self._chunk(chunk)[start : start + length]
+        data = self._open.get(dotted)
+        if data is None:
+            entry = self._entries.get(dotted)
+            if entry is None:
+                return None
+            data = self._open[dotted] = self._inflated(entry)
+        return data
 
     def path(self, dotted: str) -> str:
         """Return the module's path (`vllm/v1/core.py`). Raises KeyError if there is none."""
-        return self._index[dotted][0]
+        return self._entries[dotted].path
 
     def is_package(self, dotted: str) -> bool:
         """Whether the module is an `__init__.py`. False for a module that is not there."""
-        entry = self._index.get(dotted)
-        return entry is not None and entry[0].endswith("__init__.py")
+        entry = self._entries.get(dotted)
+        return entry is not None and entry.path.endswith("__init__.py")
 
     def digest(self, dotted: str) -> str:
         """Return a hash of the module's bytes, 32 hex digits. Raises KeyError if there is none."""
-        return self._index[dotted][4]
+        return self._entries[dotted].digest
 
     @property
     def fingerprint(self) -> str:
         """A hash over all paths and contents, 32 hex digits: equal trees, equal fingerprints."""
         h = hashlib.blake2b(digest_size=16)
-        for path, _, _, _, digest in self._index.values():
-            h.update(f"{path}\0{digest}\n".encode())
+        for entry in self._entries.values():
+            h.update(f"{entry.path}\0{entry.digest}\n".encode())
         return h.hexdigest()
 
     def files_containing(self, *substrings: str, any_of: bool = False) -> list[str]:
         """Return the modules whose bytes contain all of the substrings (any of them with `any_of`).
 
-        A plain text search, the cheap filter in front of parsing: about 10 ms per substring for all
-        of vLLM.
+        A plain text search, the cheap filter in front of parsing. The first call decompresses
+        everything, which costs ten times the search; keep the answer by `fingerprint`.
         """
         wanted = [s.encode() for s in substrings]
         combine = any if any_of else all
         found = []
-        for dotted, (_, chunk, start, length, _) in self._index.items():
-            data, end = self._chunk(chunk), start + length
-            if combine(data.find(w, start, end) >= 0 for w in wanted):
+        for dotted in self._entries:
+            data = self.data(dotted) or b""
+            if combine(w in data for w in wanted):
                 found.append(dotted)
         return found
 
@@ -148,53 +154,75 @@ class SourceTree:
 
     def relabel(self, label: str, version: Version | None) -> SourceTree:
         """Return the same source under another label and version."""
-        return SourceTree(
+        tree = SourceTree(
             label=label,
             version=version,
             package=self.package,
-            index=self._index,
-            chunks=self._chunks,
+            entries=self._entries,
+            blob=self._blob,
             extras=self.extras,
             origin=self.origin,
             notes=self.notes,
         )
+        tree._open = self._open
+        return tree
 
-    def _chunk(self, number: int) -> bytes:
-        data = self._open.get(number)
-        if data is None:
-            try:
-                data = zlib.decompress(self._chunks[number])
-            except zlib.error as e:
-                raise CorruptPack(f"chunk {number} of {self.label} does not decompress: {e}") from e
-            self._open[number] = data
-        return data
+    def _inflated(self, entry: _Entry) -> bytes:
+        raw = self._blob[entry.offset : entry.offset + entry.length]
+        try:
+            return zlib.decompress(raw, -zlib.MAX_WBITS, entry.size)
+        except zlib.error as e:
+            raise CorruptPack(f"{entry.path} of {self.label} does not decompress: {e}") from e
 
     @classmethod
     def from_files(
         cls,
-        files: Mapping[str, bytes] | Iterable[tuple[str, bytes]],
+        files: Mapping[str, bytes],
         *,
         label: str,
         package: str,
         version: Version | None = None,
+        deflated: Mapping[str, bytes] | None = None,
         extras: Mapping[str, str] | None = None,
         origin: str = "",
         notes: tuple[str, ...] = (),
     ) -> SourceTree:
-        """Build a tree from paths below the import root and their bytes; paths that do not end in
-        `.py` are refused.
+        """Build a tree from paths below the import root and their bytes.
+
+        `deflated` may hold the raw deflate stream of some of them, as a zip file has it, which
+        saves compressing them again. Raises ValueError for a path that does not end in `.py`.
         """
-        index, chunks = _chunked(dict(files))
-        return cls(
+        deflated = deflated or {}
+        entries: dict[str, _Entry] = {}
+        pieces: list[bytes] = []
+        kept: dict[str, bytes] = {}
+        offset = 0
+        for path in sorted(files):
+            if not path.endswith(".py"):
+                raise ValueError(f"not a Python source path: {path!r}")
+            name = dotted_name(path)
+            # A package wins over a module of the same name, as it does at import.
+            if name in entries and not path.endswith("__init__.py"):
+                continue
+            data = files[path]
+            raw = deflated.get(path) or _deflate(data)
+            digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+            entries[name] = _Entry(path, offset, len(raw), len(data), digest)
+            kept[name] = data
+            pieces.append(raw)
+            offset += len(raw)
+        tree = cls(
             label=label,
             version=version,
             package=package,
-            index=index,
-            chunks=chunks,
+            entries=entries,
+            blob=b"".join(pieces),
             extras=extras or {},
             origin=origin,
             notes=notes,
         )
+        tree._open = kept
+        return tree
 
     @classmethod
     def from_pack(cls, path: Path) -> SourceTree:
@@ -211,36 +239,13 @@ def _decode(data: bytes) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _chunked(
-    files: Mapping[str, bytes],
-) -> tuple[dict[str, tuple[str, int, int, int, str]], list[bytes]]:
-    index: dict[str, tuple[str, int, int, int, str]] = {}
-    chunks: list[bytes] = []
-    pending: list[bytes] = []
-    size = 0
-    for path in sorted(files):
-        if not path.endswith(".py"):
-            raise ValueError(f"not a Python source path: {path!r}")
-        data = files[path]
-        if size and size + len(data) > _CHUNK:
-            chunks.append(zlib.compress(b"".join(pending), 6))
-            pending, size = [], 0
-        digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-        name = dotted_name(path)
-        # A package wins over a module of the same name, as it does at import.
-        if name not in index or path.endswith("__init__.py"):
-            index[name] = (path, len(chunks), size, len(data), digest)
-        pending.append(data)
-        size += len(data)
-    if pending:
-        chunks.append(zlib.compress(b"".join(pending), 6))
-    return index, chunks
+def _deflate(data: bytes) -> bytes:
+    compressor = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return compressor.compress(data) + compressor.flush()
 
 
 def pack_bytes(tree: SourceTree) -> bytes:
-    """Serialise a tree: magic, a hash of the rest, a compressed JSON header, and the compressed
-    chunks.
-    """
+    """Serialise a tree: magic, a hash of the rest, a compressed JSON header, and the blob."""
     header: dict[str, Any] = {
         "label": tree.label,
         "version": None if tree.version is None else str(tree.version),
@@ -248,11 +253,10 @@ def pack_bytes(tree: SourceTree) -> bytes:
         "origin": tree.origin,
         "notes": list(tree.notes),
         "extras": tree.extras,
-        "files": list(tree._index.values()),
-        "chunks": [len(c) for c in tree._chunks],
+        "files": [tuple(entry) for entry in tree._entries.values()],
     }
     head = zlib.compress(json.dumps(header).encode(), 6)
-    body = struct.pack(">I", len(head)) + head + b"".join(tree._chunks)
+    body = struct.pack(">I", len(head)) + head + tree._blob
     return _MAGIC + hashlib.blake2b(body, digest_size=16).digest() + body
 
 
@@ -269,16 +273,13 @@ def _unpack(data: bytes, path: Path) -> SourceTree:
         version = None if header["version"] is None else Version(header["version"])
     except (zlib.error, ValueError, KeyError, InvalidVersion) as e:
         raise CorruptPack(f"{path} has a damaged header: {e}") from e
-    chunks, at = [], 4 + length
-    for size in header["chunks"]:
-        chunks.append(body[at : at + size])
-        at += size
+    entries = {dotted_name(fields[0]): _Entry(*fields) for fields in header["files"]}
     return SourceTree(
         label=header["label"],
         version=version,
         package=header["package"],
-        index={dotted_name(entry[0]): tuple(entry) for entry in header["files"]},
-        chunks=chunks,
+        entries=entries,
+        blob=body[4 + length :],
         extras=header["extras"],
         origin=header["origin"],
         notes=tuple(header["notes"]),
