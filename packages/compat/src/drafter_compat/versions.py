@@ -125,7 +125,8 @@ def installed_package(package: str, distributions: tuple[str, ...] = ()) -> Inst
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise PackageNotInstalled(
-            f"the package {package!r} is not installed in this interpreter; install it here, or run the "
+            f"the package {package!r} is not installed in this interpreter; install it here, or "
+            f"run the "
             f"interpreter that has it"
         )
     root = Path(next(iter(spec.submodule_search_locations)))
