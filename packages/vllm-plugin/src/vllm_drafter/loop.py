@@ -1,0 +1,329 @@
+"""What happens at each decode step: the runner's rows go into the drafter, drafts come out, and nothing is raised.
+
+The rows themselves say what each request has got so far, so the drafter follows them whatever happened in between:
+accepted drafts, preemption, a resumed request, a request id that is used again. A fault costs the request its drafts,
+never the engine its step. Must not know vLLM, or how drafts are found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Hashable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_drafter.stamps import logger
+
+if TYPE_CHECKING:
+    from drafter_core import SuffixDrafter
+
+__all__ = ["DraftLoop", "DraftSettings"]
+
+MAX_REBUILDS = 3
+"""How often a drafter that contradicts itself is replaced before drafting is given up in this process."""
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """What the engine asks of the drafter; the names are those of vLLM's `suffix_decoding_*` settings."""
+
+    num_speculative_tokens: int
+    max_model_len: int
+    max_tree_depth: int = 24
+    max_cached_requests: int = 10_000
+    max_spec_factor: float = 1.0
+    min_token_prob: float = 0.1
+
+    @classmethod
+    def from_vllm(cls, vllm_config: Any) -> DraftSettings:
+        """Read them from a `VllmConfig`."""
+        speculative = vllm_config.speculative_config
+        return cls(
+            num_speculative_tokens=int(speculative.num_speculative_tokens),
+            max_model_len=int(vllm_config.model_config.max_model_len),
+            max_tree_depth=int(speculative.suffix_decoding_max_tree_depth),
+            max_cached_requests=int(speculative.suffix_decoding_max_cached_requests),
+            max_spec_factor=float(speculative.suffix_decoding_max_spec_factor),
+            min_token_prob=float(speculative.suffix_decoding_min_token_prob),
+        )
+
+
+@dataclass(frozen=True)
+class _Request:
+    handle: int
+    prompt_length: int
+
+
+class DraftLoop:
+    """Keeps one drafter in step with the rows of a running batch."""
+
+    def __init__(self, settings: DraftSettings) -> None:
+        """Build the drafter and compile its kernels, so that no request waits for the compiler."""
+        self.settings = settings
+        self.faults = 0
+        """Faults since the start: each cost one request its drafts, or all requests those of one step."""
+        self._rebuilds = 0
+        self._requests: dict[Hashable, _Request] = {}
+        self._muted: set[Hashable] = set()
+        logger.info(
+            "vllm-drafter: preparing the drafter's kernels; the first start on a machine compiles them, "
+            "which can take a minute"
+        )
+        self._drafter: SuffixDrafter | None = self._new_drafter()
+        self.warm_up_seconds = self._warm_up()
+
+    # --- one step -----------------------------------------------------------
+
+    def step(
+        self,
+        keys: Sequence[Hashable],
+        rows: npt.NDArray[np.int64],
+        prompt_lengths: Sequence[int],
+        token_ids: npt.NDArray[np.int32],
+        num_tokens: npt.NDArray[np.int32],
+        num_speculative_tokens: int,
+    ) -> list[list[int]]:
+        """One draft (maybe empty) for each of n requests; never raises.
+
+        Args:
+            keys: n request ids.
+            rows: int64 [n], the row of each.
+            prompt_lengths: n numbers of tokens that are the request's prompt; the rest of its row is its response.
+            token_ids: int32 [max_num_reqs, max_model_len].
+            num_tokens: int32 [max_num_reqs], how much of each row is filled.
+            num_speculative_tokens: most tokens in a draft; a draft also stays within `max_model_len`.
+        """
+        try:
+            lengths = num_tokens[rows]
+            room = self.settings.max_model_len - 1 - lengths.astype(np.int64)
+            max_tokens = np.clip(room, 0, max(0, num_speculative_tokens)).astype(np.int32)
+            return self._step(keys, rows, prompt_lengths, token_ids, num_tokens, max_tokens)
+        except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
+            self.note_fault(fault)
+            if not self._survives(fault):
+                return [[] for _ in keys]
+        return [
+            draft
+            for place, key in enumerate(keys)
+            for draft in self._step_alone(
+                key,
+                rows[place : place + 1],
+                prompt_lengths[place],
+                token_ids,
+                num_tokens,
+                max_tokens[place : place + 1],
+            )
+        ]
+
+    def retire(self, keys: Iterable[Hashable]) -> None:
+        """The requests are no longer running; what they generated stays as a source of drafts. Never raises."""
+        for key in keys:
+            self._muted.discard(key)
+            if self._requests.pop(key, None) is not None and self._drafter is not None:
+                try:
+                    self._drafter.stop_request(key)
+                except Exception as fault:  # noqa: BLE001 - as in step
+                    self.note_fault(fault)
+                    self._survives(fault)
+
+    def not_running(self, running: Set[Any]) -> set[Hashable]:
+        """The requests that the loop follows and that are not among those running."""
+        followed = self._requests.keys() | self._muted if self._muted else self._requests.keys()
+        return followed - running
+
+    def note_fault(self, fault: BaseException) -> None:
+        """Count a fault; the first is logged with its traceback."""
+        self.faults += 1
+        if self.faults == 1:
+            logger.error(
+                "vllm-drafter: a fault while drafting; generation goes on, and the requests concerned get no more "
+                "drafts. Further faults are counted, not logged. Please report this traceback.",
+                exc_info=fault,
+            )
+
+    # --- inside -------------------------------------------------------------
+
+    def _step(
+        self,
+        keys: Sequence[Hashable],
+        rows: npt.NDArray[np.int64],
+        prompt_lengths: Sequence[int],
+        token_ids: npt.NDArray[np.int32],
+        num_tokens: npt.NDArray[np.int32],
+        max_tokens: npt.NDArray[np.int32],
+    ) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in keys]
+        places = []
+        handles = []
+        for place, key in enumerate(keys):
+            request = self._requests.get(key)
+            if request is None or request.prompt_length != prompt_lengths[place]:
+                prompt = token_ids[rows[place], : prompt_lengths[place]]
+                request = self._start(key, prompt)
+            if request is not None:
+                places.append(place)
+                handles.append(request.handle)
+        if not places:
+            return drafts
+        chosen = np.asarray(places)
+        batch = self._call(handles, rows[chosen], token_ids, num_tokens, max_tokens[chosen])
+        for place, draft in zip(places, batch.tolist(), strict=True):
+            drafts[place] = draft
+        # Another call would overwrite the statuses.
+        for place, status in zip(places, batch.status.tolist(), strict=True):
+            if status:
+                drafts[place] = self._again(
+                    keys[place],
+                    rows[place : place + 1],
+                    prompt_lengths[place],
+                    token_ids,
+                    num_tokens,
+                    max_tokens[place : place + 1],
+                    status,
+                )
+        return drafts
+
+    def _call(
+        self,
+        handles: Sequence[int],
+        rows: npt.NDArray[np.int64],
+        token_ids: npt.NDArray[np.int32],
+        num_tokens: npt.NDArray[np.int32],
+        max_tokens: npt.NDArray[np.int32],
+    ) -> Any:
+        assert self._drafter is not None
+        return self._drafter.step(
+            np.asarray(handles, dtype=np.int64),
+            rows,
+            token_ids,
+            num_tokens,
+            max_tokens,
+            max_spec_factor=self.settings.max_spec_factor,
+            min_token_prob=self.settings.min_token_prob,
+        )
+
+    def _start(self, key: Hashable, prompt: npt.NDArray[np.int32]) -> _Request | None:
+        """Start a request, or start it over; None if it gets no drafts."""
+        if self._drafter is None or key in self._muted:
+            return None
+        try:
+            self._forget(key)
+            request = _Request(self._drafter.start_request(key, prompt), len(prompt))
+        except Exception as fault:  # noqa: BLE001 - as in step
+            if not self._survives(fault):
+                raise
+            self.note_fault(fault)
+            self._mute(key)
+            return None
+        self._requests[key] = request
+        return request
+
+    def _again(
+        self,
+        key: Hashable,
+        row: npt.NDArray[np.int64],
+        prompt_length: int,
+        token_ids: npt.NDArray[np.int32],
+        num_tokens: npt.NDArray[np.int32],
+        max_tokens: npt.NDArray[np.int32],
+        status: int,
+    ) -> list[int]:
+        """Start over a request whose row does not continue what the drafter has of it (status 1)."""
+        if status == 1:
+            request = self._start(key, token_ids[row[0], :prompt_length])
+            if request is None:
+                return []
+            batch = self._call([request.handle], row, token_ids, num_tokens, max_tokens)
+            status = int(batch.status[0])
+            if status == 0:
+                draft: list[int] = batch.tolist()[0]
+                return draft
+        self.note_fault(
+            ValueError(
+                f"request {key!r}: the drafter refused its row {int(row[0])} with status {status}"
+            )
+        )
+        self._mute(key)
+        return []
+
+    def _step_alone(
+        self,
+        key: Hashable,
+        row: npt.NDArray[np.int64],
+        prompt_length: int,
+        token_ids: npt.NDArray[np.int32],
+        num_tokens: npt.NDArray[np.int32],
+        max_tokens: npt.NDArray[np.int32],
+    ) -> list[list[int]]:
+        """The step of one request, after that of the batch failed: the request at fault is muted, the others go on."""
+        try:
+            return self._step([key], row, [prompt_length], token_ids, num_tokens, max_tokens)
+        except Exception as fault:  # noqa: BLE001 - as in step
+            self.note_fault(fault)
+            if self._survives(fault):
+                self._mute(key)
+            return [[]]
+
+    def _mute(self, key: Hashable) -> None:
+        """No drafts for this request until it is gone."""
+        self._muted.add(key)
+        with contextlib.suppress(Exception):
+            self._forget(key)
+
+    def _forget(self, key: Hashable) -> None:
+        """Take a request, and the response cached under its id, out of the drafter."""
+        assert self._drafter is not None
+        if self._requests.pop(key, None) is not None:
+            self._drafter.stop_request(key)
+        if key in self._drafter.cached_requests:
+            # A resumed request gives its whole response again: kept, it would count twice.
+            self._drafter.evict_cached_response(key)
+
+    def _survives(self, fault: BaseException) -> bool:
+        """Whether the drafter can be used after `fault`; if not, it has been replaced or given up."""
+        from drafter_core import CapacityExhausted, CorruptState
+
+        if self._drafter is not None and not isinstance(fault, (CapacityExhausted, CorruptState)):
+            return True
+        self._requests.clear()
+        self._drafter = None
+        if self._rebuilds < MAX_REBUILDS:
+            self._rebuilds += 1
+            with contextlib.suppress(Exception):
+                self._drafter = self._new_drafter()
+        if self._drafter is None:
+            logger.error(
+                "vllm-drafter: the drafter cannot be used any more; generation goes on without drafts"
+            )
+        return False
+
+    def _new_drafter(self) -> SuffixDrafter:
+        from drafter_core import SuffixDrafter
+
+        return SuffixDrafter(
+            max_depth=self.settings.max_tree_depth,
+            max_cached_requests=self.settings.max_cached_requests,
+        )
+
+    def _warm_up(self) -> float:
+        """Compile what a step calls, on a request of no meaning; returns seconds."""
+        started = time.perf_counter()
+        token_ids = np.tile(np.arange(8, dtype=np.int32), (1, 8))
+        num_tokens = np.full(1, 32, dtype=np.int32)
+        row = np.zeros(1, dtype=np.int64)
+        most = np.full(1, 4, dtype=np.int32)
+        kept, self._drafter = self._drafter, self._new_drafter()
+        try:
+            for prompt_length in (16, 12):
+                for length in (24, 32):
+                    num_tokens[0] = length
+                    self._step(["warm-up"], row, [prompt_length], token_ids, num_tokens, most)
+            self._forget("warm-up")
+        finally:
+            self._requests.clear()
+            self._drafter = kept
+        return time.perf_counter() - started

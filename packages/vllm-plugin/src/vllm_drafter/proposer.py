@@ -1,0 +1,162 @@
+"""The class that takes the place of vLLM's `SuffixDecodingProposer`, in each shape in which vLLM has called it.
+
+The runner constructs it with its `VllmConfig` and calls `propose` at each decode step. Which of the classes is right
+for the installed vLLM is what the surface manifest says. Must not know how drafts are found or how the class gets in
+place; imports neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vllm_drafter.loop import DraftLoop, DraftSettings
+from vllm_drafter.settings import read_settings
+from vllm_drafter.stamps import append_stamp, current_role, logger
+
+__all__ = [
+    "PROPOSERS",
+    "InputBatchProposer",
+    "SlotMappingsProposer",
+    "SuffixProposer",
+    "TokensPerStepProposer",
+]
+
+
+class SuffixProposer:
+    """What the shapes have in common."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        """Read vLLM's `suffix_decoding_*` settings and build the drafter."""
+        self.settings = DraftSettings.from_vllm(vllm_config)
+        self.num_speculative_tokens = self.settings.num_speculative_tokens
+        self.loop = DraftLoop(self.settings)
+        announce(self, self.loop)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to load: the runner calls this of every drafter."""
+
+    def _propose(
+        self,
+        num_speculative_tokens: int,
+        input_batch: Any,
+        sampled_token_ids: Sequence[Sequence[int]],
+    ) -> list[list[int]]:
+        """One draft for each row of the batch, empty for a row that sampled nothing (a partial prefill)."""
+        try:
+            return self._propose_rows(num_speculative_tokens, input_batch, sampled_token_ids)
+        except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
+            self.loop.note_fault(fault)
+            return [[] for _ in sampled_token_ids]
+
+    def _propose_rows(
+        self,
+        num_speculative_tokens: int,
+        input_batch: Any,
+        sampled_token_ids: Sequence[Sequence[int]],
+    ) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        self.loop.retire(self.loop.not_running(input_batch.req_id_to_index.keys()))
+        rows = self._rows_to_draft(input_batch, sampled_token_ids)
+        if not rows:
+            return drafts
+        request_ids = input_batch.req_ids
+        places = np.asarray(rows, dtype=np.int64)
+        drafted = self.loop.step(
+            [request_ids[row] for row in rows],
+            places,
+            input_batch.num_prompt_tokens[places].tolist(),
+            input_batch.token_ids_cpu,
+            input_batch.num_tokens_no_spec,
+            num_speculative_tokens,
+        )
+        for row, draft in zip(rows, drafted, strict=True):
+            drafts[row] = draft
+        return drafts
+
+    def _rows_to_draft(
+        self, input_batch: Any, sampled_token_ids: Sequence[Sequence[int]]
+    ) -> list[int]:
+        # The ids of a prompt given as embeddings are not in the row: what is there is someone else's.
+        unreadable = input_batch.req_prompt_embeds
+        return [
+            row
+            for row, sampled in enumerate(sampled_token_ids)
+            # Releases up to 0.11.2 give arrays, which have no truth value.
+            if len(sampled) > 0 and row not in unreadable
+        ]
+
+
+class InputBatchProposer(SuffixProposer):
+    """Called with the batch and what it sampled (0.11.1 to 0.14)."""
+
+    def propose(
+        self, input_batch: Any, sampled_token_ids: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """One draft, maybe empty, for each row of `sampled_token_ids`."""
+        return self._propose(self.num_speculative_tokens, input_batch, sampled_token_ids)
+
+    def _rows_to_draft(
+        self, input_batch: Any, sampled_token_ids: Sequence[Sequence[int]]
+    ) -> list[int]:
+        rows = super()._rows_to_draft(input_batch, sampled_token_ids)
+        # Up to 0.13 the rejection sampler cannot do penalties, min_p or logprobs, and the batch lists such requests.
+        refused = getattr(input_batch, "spec_decode_unsupported_reqs", ())
+        return [row for row in rows if input_batch.req_ids[row] not in refused] if refused else rows
+
+
+class SlotMappingsProposer(SuffixProposer):
+    """Called with slot mappings as well (0.15 to 0.23), which drafting from text does not need."""
+
+    def propose(
+        self,
+        input_batch: Any,
+        sampled_token_ids: Sequence[Sequence[int]],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """One draft, maybe empty, for each row of `sampled_token_ids`."""
+        return self._propose(self.num_speculative_tokens, input_batch, sampled_token_ids)
+
+
+class TokensPerStepProposer(SuffixProposer):
+    """Called with the number of tokens that the scheduler takes at this step (since 0.24)."""
+
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        input_batch: Any,
+        sampled_token_ids: Sequence[Sequence[int]],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """One draft, maybe empty, of at most `num_speculative_tokens` for each row of `sampled_token_ids`."""
+        return self._propose(num_speculative_tokens, input_batch, sampled_token_ids)
+
+
+PROPOSERS: dict[tuple[int, tuple[str, ...]], type[SuffixProposer]] = {
+    (2, ()): InputBatchProposer,
+    (2, ("slot_mappings",)): SlotMappingsProposer,
+    (3, ("slot_mappings",)): TokensPerStepProposer,
+}
+"""By the runner's call of `propose`: the number of positional arguments and the keywords."""
+
+
+def announce(proposer: object, loop: DraftLoop) -> None:
+    """Say in the log, and in the file of stamps, that this process drafts."""
+    role = current_role()
+    logger.info(
+        "vllm-drafter: %s ready in pid-role '%s': depth %d, up to %d tokens a draft, kernels ready in %.1f s",
+        type(proposer).__name__,
+        role,
+        loop.settings.max_tree_depth,
+        loop.settings.num_speculative_tokens,
+        loop.warm_up_seconds,
+    )
+    append_stamp(
+        read_settings().stamps,
+        "proposer",
+        role,
+        proposer=type(proposer).__name__,
+        warm_up_seconds=round(loop.warm_up_seconds, 3),
+    )

@@ -1,0 +1,134 @@
+"""The plugin's own settings: the environment variables `VLLM_DRAFTER` and `VLLM_DRAFTER_*`.
+
+The drafter's settings are vLLM's (`suffix_decoding_*` in the speculative config), and are not repeated here. Must not
+know vLLM.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "KNOBS",
+    "SWITCH",
+    "Knob",
+    "SettingError",
+    "Settings",
+    "is_switched_off",
+    "read_settings",
+]
+
+SWITCH = "VLLM_DRAFTER"
+PREFIX = "VLLM_DRAFTER_"
+
+_ON = ("1", "true", "on", "yes")
+_OFF = ("0", "false", "off", "no")
+
+
+class SettingError(ValueError):
+    """A `VLLM_DRAFTER_*` variable that cannot be used; the message names it, what is expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One environment variable."""
+
+    name: str
+    default: str
+    """The text that has the same meaning as leaving the variable out."""
+    values: str
+    """What may be given, in words."""
+    meaning: str
+    parse: Callable[[str], Any]
+    """Text to value; raises ValueError for a text that is not among `values`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one process."""
+
+    enabled: bool = True
+    """False: the plugin does nothing at all."""
+    stamps: Path | None = None
+    """File to which each process appends its stamps, one JSON object a line."""
+
+
+def _parse_switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _ON + _OFF:
+        raise ValueError(text)
+    return word in _ON
+
+
+def _parse_appendable_file(text: str) -> Path | None:
+    if not text:
+        return None
+    path = Path(text)
+    writable = path if path.exists() else path.absolute().parent
+    if path.is_dir() or not writable.exists() or not os.access(writable, os.W_OK):
+        raise ValueError(text)
+    return path
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob(
+        SWITCH,
+        "1",
+        "1 or 0",
+        "0 leaves vLLM untouched, as if the plugin were not installed.",
+        _parse_switch,
+    ),
+    Knob(
+        "VLLM_DRAFTER_STAMPS",
+        "",
+        "the path of a file that can be appended to, in a directory that exists",
+        "Each process that registers the plugin or builds a proposer appends one JSON line.",
+        _parse_appendable_file,
+    ),
+)
+"""Every variable that the plugin reads."""
+
+
+def is_switched_off(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `VLLM_DRAFTER` turns the plugin off. SettingError if its value means nothing."""
+    return not _read(KNOBS[0], os.environ if environ is None else environ)
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read and check every variable. SettingError names the first wrong one, or an unknown name and its nearest.
+
+    A plugin that is turned off reads nothing else: a wrong value must not keep anyone from turning it off.
+    """
+    environ = os.environ if environ is None else environ
+    if is_switched_off(environ):
+        return Settings(enabled=False)
+    known = {knob.name: knob for knob in KNOBS}
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            raise SettingError(_unknown(name, list(known)))
+    return Settings(stamps=_read(known["VLLM_DRAFTER_STAMPS"], environ))
+
+
+def _read(knob: Knob, environ: Mapping[str, str]) -> Any:
+    text = environ.get(knob.name, knob.default)
+    try:
+        return knob.parse(text)
+    except ValueError as error:
+        raise SettingError(
+            f"{knob.name}={text!r}: expected {knob.values}. {knob.meaning} "
+            f"Correct the variable, or unset it for the default ({knob.default!r})."
+        ) from error
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return (
+        f"{name} is not a setting of vllm-drafter.{hint} "
+        f"The settings are {', '.join(known)}; correct the name or unset the variable."
+    )
