@@ -15,10 +15,12 @@ COPYABLE = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 
 
 class Batch:
-    """The attributes of vLLM's InputBatch that the proposers read, and what the runner does to them.
+    """The attributes of vLLM's InputBatch that the proposers read, and what the runner does to
+    them.
 
-    Rows are filled the way the runner fills them: a request takes the first free row, the last row moves into the hole
-    that a removed one leaves, and what a row held before stays beyond its length.
+    Rows are filled the way the runner fills them: a request takes the first free row, the last row
+    moves into the hole that a removed one leaves, and what a row held before stays beyond its
+    length.
     """
 
     def __init__(self, max_num_reqs: int = 8, max_model_len: int = MAX_MODEL_LEN) -> None:
@@ -58,7 +60,7 @@ class Batch:
             array[target] = array[source]
 
     def sample(self, sampled: dict[str, Sequence[int]]) -> list[list[int]]:
-        """Write newly sampled ids into the rows; returns them row by row, as the runner has them."""
+        """Write newly sampled ids into the rows; returns them row by row, as the runner does."""
         for request_id, tokens in sampled.items():
             row = self.req_id_to_index[request_id]
             start = self.num_tokens_no_spec[row]
@@ -67,7 +69,7 @@ class Batch:
         return [list(sampled.get(request_id, ())) for request_id in self.req_ids]
 
     def scribble(self) -> None:
-        """Fill what lies beyond each row's length, where the runner leaves rejected drafts and old rows."""
+        """Fill what lies beyond each row's length, where the runner leaves rejected drafts."""
         for row, length in enumerate(self.num_tokens_no_spec):
             self.token_ids_cpu[row, length:] = 7
 
@@ -77,7 +79,7 @@ def vllm_config(
     max_model_len: int = MAX_MODEL_LEN,
     **suffix_decoding: Any,
 ) -> Any:
-    """The parts of a VllmConfig that the proposers read; keyword arguments without their `suffix_decoding_`."""
+    """What the proposers read of a VllmConfig; keywords without their `suffix_decoding_`."""
     settings = {
         "max_tree_depth": 24,
         "max_cached_requests": 1000,

@@ -1,4 +1,4 @@
-"""The command `vllm-drafter`. Prints what the other modules find out; must not find out anything itself."""
+"""The command `vllm-drafter`. Prints what other modules find out; finds out nothing itself."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def doctor(
 ) -> None:
     """Say whether the plugin will work in this interpreter, and why not.
 
-    Reads metadata and source only: vLLM is neither imported nor started. Run it with the environment variables that
-    the server has, because VLLM_PLUGINS and VLLM_DRAFTER decide as well.
+    Reads metadata and source only: vLLM is neither imported nor started. Run it with the
+    environment variables that the server has, because VLLM_PLUGINS and VLLM_DRAFTER decide as well.
 
     Exit code 0: it will work. 1: it will not; each FAIL line says why and what to do.
     """

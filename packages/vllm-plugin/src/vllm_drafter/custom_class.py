@@ -1,9 +1,11 @@
-"""The proposer for vLLM's own extension point, `method="custom_class"` (since 0.22): no patch is needed.
+"""The proposer for vLLM's own extension point, `method="custom_class"` (since 0.22): no patch is
+needed.
 
-vLLM passes rows of token ids and no request ids, and moves rows as requests come and go. A row is told by its
-content: it continues the request whose tokens are exactly the row's tokens without the newly sampled ones. Two rows of
-the same content are interchangeable, so whichever of them a request is taken for, its drafts are right. Must not know
-how drafts are found; imports neither vLLM nor torch.
+vLLM passes rows of token ids and no request ids, and moves rows as requests come and go. A row is
+told by its content: it continues the request whose tokens are exactly the row's tokens without the
+newly sampled ones. Two rows of the same content are interchangeable, so whichever of them a request
+is taken for, its drafts are right. Must not know how drafts are found; imports neither vLLM nor
+torch.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ __all__ = ["CustomClassProposer", "RowTracker"]
 
 
 class CustomClassProposer:
-    """Suffix drafts through `{"method": "custom_class", "model": "vllm_drafter.CustomClassProposer"}`.
+    """Suffix drafts through `{"method": "custom_class", "model":
+    "vllm_drafter.CustomClassProposer"}`.
 
     vLLM's `suffix_decoding_*` settings apply here too. With `VLLM_DRAFTER=0` it proposes nothing.
     """
@@ -54,10 +57,10 @@ class CustomClassProposer:
         """One draft, maybe empty, for each row of `sampled_token_ids`; never raises.
 
         Args:
-            sampled_token_ids: for each of n rows the newly sampled ids; empty for a partial prefill.
-            num_tokens_no_spec: int32 [max_num_reqs], how much of each row is filled, sampled ids included.
-            token_ids_cpu: int32 [max_num_reqs, max_model_len].
-            slot_mappings: not used.
+            sampled_token_ids: for each of n rows the newly sampled ids; empty for a partial
+            prefill. num_tokens_no_spec: int32 [max_num_reqs], how much of each row is filled,
+            sampled ids included. token_ids_cpu: int32 [max_num_reqs, max_model_len]. slot_mappings:
+            not used.
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if self.loop is None:
@@ -115,7 +118,7 @@ class _Followed:
 
 
 class RowTracker:
-    """Tells which request each row holds, by content alone, and gives each request a key of its own."""
+    """Tells which request each row holds, by content alone, and gives each request a key."""
 
     def __init__(self) -> None:
         self._followed: list[_Followed] = []
@@ -137,7 +140,8 @@ class RowTracker:
             token_ids: int32 [max_num_reqs, max_model_len].
 
         Returns:
-            The key and the prompt length of each row's request, and the keys of the requests that are gone.
+            The key and the prompt length of each row's request, and the keys of the requests that
+            are gone.
         """
         lengths = [int(num_tokens[row]) for row in rows]
         before = [

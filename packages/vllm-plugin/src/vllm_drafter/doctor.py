@@ -1,6 +1,8 @@
-"""Will the plugin work in this interpreter, and if not, why? Checks that read metadata and source and run neither.
+"""Will the plugin work in this interpreter, and if not, why? Checks that read metadata and source
+and run neither.
 
-Imports neither vLLM nor torch nor numba: it has to answer in a second, and where those cannot be imported.
+Imports neither vLLM nor torch nor numba: it has to answer in a second, and where those cannot be
+imported.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Check:
     id: str
     """A stable name, for programs."""
     status: str
-    """`ok`, `note` (worth knowing), `warning` (works, with a drawback) or `failure` (will not work)."""
+    """`ok`, `note` (worth knowing), `warning` (works, with a drawback) or `failure`."""
     found: str
     way_out: str = ""
     """What to do about it; empty where nothing has to be done."""
@@ -153,7 +155,8 @@ def check_entry_point() -> Iterator[Check]:
         yield Check(
             "entry-point",
             FAILURE,
-            f"{DISTRIBUTION} at {homes[0]} declares no entry point {ENTRY_POINT} = {ENTRY_POINT_VALUE}",
+            f"{DISTRIBUTION} at {homes[0]} declares no entry point {ENTRY_POINT} = "
+            f"{ENTRY_POINT_VALUE}",
             f"pip install --force-reinstall {DISTRIBUTION}",
         )
     else:
@@ -162,7 +165,8 @@ def check_entry_point() -> Iterator[Check]:
         yield Check(
             "entry-point-conflict",
             FAILURE,
-            f"another distribution declares {ENTRY_POINT} = {foreign[0].value}; vLLM loads one of the two",
+            f"another distribution declares {ENTRY_POINT} = {foreign[0].value}; vLLM loads one of "
+            "the two",
             "uninstall " + ", ".join(sorted({_distribution_of(entry) for entry in foreign})),
         )
     if len(homes) > 1:
@@ -186,14 +190,16 @@ def _check_shadowed() -> Iterator[Check]:
                 yield Check(
                     "shadowed",
                     FAILURE,
-                    f"{candidate} comes first on the import path and hides the installed package ({running})",
+                    f"{candidate} comes first on the import path and hides the installed package "
+                    f"({running})",
                     f"start vLLM from another directory than {where}, or rename {candidate}",
                 )
             return
 
 
 def _import_path_of_a_server() -> Iterator[Path]:
-    # `python -m vllm...` and `python script.py` look in the current or the script's directory first.
+    # `python -m vllm...` and `python script.py` look in the current or the script's directory
+    # first.
     yield Path.cwd()
     for item in sys.path:
         if item:
@@ -235,7 +241,8 @@ def check_vllm_plugins(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check(
             "VLLM_PLUGINS",
             FAILURE,
-            f"{listed!r} has {misspelt!r}, which vLLM does not take for {ENTRY_POINT}: it compares names exactly",
+            f"{listed!r} has {misspelt!r}, which vLLM does not take for {ENTRY_POINT}: it "
+            "compares names exactly",
             f"VLLM_PLUGINS={wanted}",
         )
         return
@@ -265,7 +272,7 @@ def _misspelling_of_ours(names: Iterable[str]) -> str | None:
 
 
 def check_vllm(facts: dict[str, Any]) -> Iterator[Check]:
-    """The installed vLLM: its version, the pins, and every symbol of it that the plugin relies on."""
+    """The installed vLLM: its version, the pins, and every symbol that the plugin relies on."""
     from drafter_compat.check import check_surface
     from drafter_compat.surface import load_builtin_surface
     from drafter_compat.versions import PackageNotInstalled, installed_vllm
@@ -284,15 +291,12 @@ def check_vllm(facts: dict[str, Any]) -> Iterator[Check]:
     yield from _check_version(vllm.version, surface.claims(vllm.version), surface.versions)
     report = check_surface(surface, version=vllm.version, root=vllm.root, accept_unclaimed=True)
     for result in report:
-        yield Check(
-            f"surface:{result.id}",
-            OK if result.ok else FAILURE,
-            f"{result.location or vllm.root.name}: {result.found}"
-            if result.ok
-            else f"expected {result.expected}; found {result.found} ({result.location or 'nowhere'}). "
-            f"Needed to {result.why}",
-            result.way_out,
-        )
+        where = result.location or vllm.root.name
+        if result.ok:
+            yield Check(f"surface:{result.id}", OK, f"{where}: {result.found}")
+        else:
+            found = f"expected {result.expected}; found {result.found} ({where}); needed to {result.why}"
+            yield Check(f"surface:{result.id}", FAILURE, found, result.way_out)
 
 
 def _check_version(version: str, claimed: bool, claims: str) -> Iterator[Check]:
@@ -311,7 +315,8 @@ def _check_version(version: str, claimed: bool, claims: str) -> Iterator[Check]:
         yield Check(
             "vllm",
             NOTE,
-            f"{version}: not a pin itself, within what is claimed ({claims}); the nearest pin is {nearest}",
+            f"{version}: not a pin itself, within what is claimed ({claims}); the nearest pin is "
+            f"{nearest}",
         )
     elif pin.get("verified"):
         yield Check(
@@ -361,7 +366,8 @@ def check_arctic_inference() -> Iterator[Check]:
     yield Check(
         "arctic-inference",
         WARNING,
-        f"{version} is installed too, and its own plugin ({', '.join(theirs)}) patches vLLM as well",
+        f"{version} is installed too, and its own plugin ({', '.join(theirs)}) patches vLLM as "
+        "well",
         f"VLLM_PLUGINS={ENTRY_POINT}, or pip uninstall arctic-inference",
     )
 
@@ -376,7 +382,8 @@ def check_numba(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check(
             "numba",
             WARNING,
-            f"{version}; NUMBA_DISABLE_JIT={environ['NUMBA_DISABLE_JIT']} makes drafting a thousand times slower",
+            f"{version}; NUMBA_DISABLE_JIT={environ['NUMBA_DISABLE_JIT']} makes drafting a "
+            "thousand times slower",
             "unset NUMBA_DISABLE_JIT",
         )
     else:
@@ -392,7 +399,8 @@ def _check_numba_cache(environ: Mapping[str, str]) -> Check:
     return Check(
         "numba-cache",
         FAILURE,
-        f"numba can write to none of {', '.join(map(str, places))}, and refuses to compile without a cache",
+        f"numba can write to none of {', '.join(map(str, places))}, and refuses to compile "
+        "without a cache",
         "set NUMBA_CACHE_DIR to a directory that can be written to",
     )
 

@@ -1,8 +1,10 @@
-"""What happens at each decode step: the runner's rows go into the drafter, drafts come out, and nothing is raised.
+"""What happens at each decode step: the runner's rows go into the drafter, drafts come out, and
+nothing is raised.
 
-The rows themselves say what each request has got so far, so the drafter follows them whatever happened in between:
-accepted drafts, preemption, a resumed request, a request id that is used again. A fault costs the request its drafts,
-never the engine its step. Must not know vLLM, or how drafts are found.
+The rows themselves say what each request has got so far, so the drafter follows them whatever
+happened in between: accepted drafts, preemption, a resumed request, a request id that is used
+again. A fault costs the request its drafts, never the engine its step. Must not know vLLM, or how
+drafts are found.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["DraftLoop", "DraftSettings"]
 
 MAX_REBUILDS = 3
-"""How often a drafter that contradicts itself is replaced before drafting is given up in this process."""
+"""How often a broken drafter is replaced before drafting is given up in this process."""
 
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """What the engine asks of the drafter; the names are those of vLLM's `suffix_decoding_*` settings."""
+    """What the engine asks of the drafter, in the words of its `suffix_decoding_*` settings."""
 
     num_speculative_tokens: int
     max_model_len: int
@@ -63,15 +65,18 @@ class DraftLoop:
 
     def __init__(self, settings: DraftSettings) -> None:
         """Build the drafter and compile its kernels, so that no request waits for the compiler."""
+        from drafter_core import CapacityExhausted, CorruptState
+
+        self._fatal = (CapacityExhausted, CorruptState)
         self.settings = settings
         self.faults = 0
-        """Faults since the start: each cost one request its drafts, or all requests those of one step."""
+        """Faults so far: each cost one request its drafts, or all requests those of one step."""
         self._rebuilds = 0
         self._requests: dict[Hashable, _Request] = {}
         self._muted: set[Hashable] = set()
         logger.info(
-            "vllm-drafter: preparing the drafter's kernels; the first start on a machine compiles them, "
-            "which can take a minute"
+            "vllm-drafter: preparing the drafter's kernels; the first start on a machine "
+            "compiles them, which can take a minute"
         )
         self._drafter: SuffixDrafter | None = self._new_drafter()
         self.warm_up_seconds = self._warm_up()
@@ -92,10 +97,10 @@ class DraftLoop:
         Args:
             keys: n request ids.
             rows: int64 [n], the row of each.
-            prompt_lengths: n numbers of tokens that are the request's prompt; the rest of its row is its response.
-            token_ids: int32 [max_num_reqs, max_model_len].
-            num_tokens: int32 [max_num_reqs], how much of each row is filled.
-            num_speculative_tokens: most tokens in a draft; a draft also stays within `max_model_len`.
+            prompt_lengths: n numbers of tokens that are the request's prompt; the rest of its row
+            is its response. token_ids: int32 [max_num_reqs, max_model_len]. num_tokens: int32
+            [max_num_reqs], how much of each row is filled. num_speculative_tokens: most tokens in a
+            draft; a draft also stays within `max_model_len`.
         """
         try:
             lengths = num_tokens[rows]
@@ -120,7 +125,7 @@ class DraftLoop:
         ]
 
     def retire(self, keys: Iterable[Hashable]) -> None:
-        """The requests are no longer running; what they generated stays as a source of drafts. Never raises."""
+        """End requests; what they generated stays as a source of drafts. Never raises."""
         for key in keys:
             self._muted.discard(key)
             if self._requests.pop(key, None) is not None and self._drafter is not None:
@@ -140,8 +145,9 @@ class DraftLoop:
         self.faults += 1
         if self.faults == 1:
             logger.error(
-                "vllm-drafter: a fault while drafting; generation goes on, and the requests concerned get no more "
-                "drafts. Further faults are counted, not logged. Please report this traceback.",
+                "vllm-drafter: a fault while drafting; generation goes on, and the requests "
+                "concerned get no more drafts. Further faults are counted, not logged. Please "
+                "report this traceback.",
                 exc_info=fault,
             )
 
@@ -213,9 +219,9 @@ class DraftLoop:
         try:
             self._forget(key)
             request = _Request(self._drafter.start_request(key, prompt), len(prompt))
+        except self._fatal:
+            raise
         except Exception as fault:  # noqa: BLE001 - as in step
-            if not self._survives(fault):
-                raise
             self.note_fault(fault)
             self._mute(key)
             return None
@@ -232,7 +238,7 @@ class DraftLoop:
         max_tokens: npt.NDArray[np.int32],
         status: int,
     ) -> list[int]:
-        """Start over a request whose row does not continue what the drafter has of it (status 1)."""
+        """Start a request over if its row does not continue what the drafter has (status 1)."""
         if status == 1:
             request = self._start(key, token_ids[row[0], :prompt_length])
             if request is None:
@@ -259,7 +265,7 @@ class DraftLoop:
         num_tokens: npt.NDArray[np.int32],
         max_tokens: npt.NDArray[np.int32],
     ) -> list[list[int]]:
-        """The step of one request, after that of the batch failed: the request at fault is muted, the others go on."""
+        """One request's step, after that of the batch failed: whichever is at fault is muted."""
         try:
             return self._step([key], row, [prompt_length], token_ids, num_tokens, max_tokens)
         except Exception as fault:  # noqa: BLE001 - as in step
@@ -284,10 +290,8 @@ class DraftLoop:
             self._drafter.evict_cached_response(key)
 
     def _survives(self, fault: BaseException) -> bool:
-        """Whether the drafter can be used after `fault`; if not, it has been replaced or given up."""
-        from drafter_core import CapacityExhausted, CorruptState
-
-        if self._drafter is not None and not isinstance(fault, (CapacityExhausted, CorruptState)):
+        """Whether the drafter can be used after `fault`; if not, it is replaced or given up."""
+        if self._drafter is not None and not isinstance(fault, self._fatal):
             return True
         self._requests.clear()
         self._drafter = None
@@ -297,7 +301,8 @@ class DraftLoop:
                 self._drafter = self._new_drafter()
         if self._drafter is None:
             logger.error(
-                "vllm-drafter: the drafter cannot be used any more; generation goes on without drafts"
+                "vllm-drafter: the drafter cannot be used any more; generation goes on without "
+                "drafts"
             )
         return False
 

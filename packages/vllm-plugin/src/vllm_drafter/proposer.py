@@ -1,8 +1,9 @@
-"""The class that takes the place of vLLM's `SuffixDecodingProposer`, in each shape in which vLLM has called it.
+"""The class that takes the place of vLLM's `SuffixDecodingProposer`, in each shape in which vLLM
+has called it.
 
-The runner constructs it with its `VllmConfig` and calls `propose` at each decode step. Which of the classes is right
-for the installed vLLM is what the surface manifest says. Must not know how drafts are found or how the class gets in
-place; imports neither vLLM nor torch.
+The runner constructs it with its `VllmConfig` and calls `propose` at each decode step. Which of the
+classes is right for the installed vLLM is what the surface manifest says. Must not know how drafts
+are found or how the class gets in place; imports neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class SuffixProposer:
         input_batch: Any,
         sampled_token_ids: Sequence[Sequence[int]],
     ) -> list[list[int]]:
-        """One draft for each row of the batch, empty for a row that sampled nothing (a partial prefill)."""
+        """One draft for each row, empty for a row that sampled nothing (a partial prefill)."""
         try:
             return self._propose_rows(num_speculative_tokens, input_batch, sampled_token_ids)
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
@@ -79,7 +80,8 @@ class SuffixProposer:
     def _rows_to_draft(
         self, input_batch: Any, sampled_token_ids: Sequence[Sequence[int]]
     ) -> list[int]:
-        # The ids of a prompt given as embeddings are not in the row: what is there is someone else's.
+        # The ids of a prompt given as embeddings are not in the row: what is there is someone
+        # else's.
         unreadable = input_batch.req_prompt_embeds
         return [
             row
@@ -95,14 +97,15 @@ class InputBatchProposer(SuffixProposer):
     def propose(
         self, input_batch: Any, sampled_token_ids: Sequence[Sequence[int]]
     ) -> list[list[int]]:
-        """One draft, maybe empty, for each row of `sampled_token_ids`."""
+        """One draft, maybe empty, for each row."""
         return self._propose(self.num_speculative_tokens, input_batch, sampled_token_ids)
 
     def _rows_to_draft(
         self, input_batch: Any, sampled_token_ids: Sequence[Sequence[int]]
     ) -> list[int]:
         rows = super()._rows_to_draft(input_batch, sampled_token_ids)
-        # Up to 0.13 the rejection sampler cannot do penalties, min_p or logprobs, and the batch lists such requests.
+        # Up to 0.13 the rejection sampler cannot do penalties, min_p or logprobs, and the batch
+        # lists such requests.
         refused = getattr(input_batch, "spec_decode_unsupported_reqs", ())
         return [row for row in rows if input_batch.req_ids[row] not in refused] if refused else rows
 
@@ -116,7 +119,7 @@ class SlotMappingsProposer(SuffixProposer):
         sampled_token_ids: Sequence[Sequence[int]],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """One draft, maybe empty, for each row of `sampled_token_ids`."""
+        """One draft, maybe empty, for each row."""
         return self._propose(self.num_speculative_tokens, input_batch, sampled_token_ids)
 
 
@@ -130,7 +133,7 @@ class TokensPerStepProposer(SuffixProposer):
         sampled_token_ids: Sequence[Sequence[int]],
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """One draft, maybe empty, of at most `num_speculative_tokens` for each row of `sampled_token_ids`."""
+        """One draft, maybe empty, of at most `num_speculative_tokens` for each row."""
         return self._propose(num_speculative_tokens, input_batch, sampled_token_ids)
 
 
@@ -146,7 +149,8 @@ def announce(proposer: object, loop: DraftLoop) -> None:
     """Say in the log, and in the file of stamps, that this process drafts."""
     role = current_role()
     logger.info(
-        "vllm-drafter: %s ready in pid-role '%s': depth %d, up to %d tokens a draft, kernels ready in %.1f s",
+        "vllm-drafter: %s ready in pid-role '%s': depth %d, up to %d tokens a draft, kernels "
+        "ready in %.1f s",
         type(proposer).__name__,
         role,
         loop.settings.max_tree_depth,

@@ -1,7 +1,7 @@
 """The plugin's own settings: the environment variables `VLLM_DRAFTER` and `VLLM_DRAFTER_*`.
 
-The drafter's settings are vLLM's (`suffix_decoding_*` in the speculative config), and are not repeated here. Must not
-know vLLM.
+The drafter's settings are vLLM's (`suffix_decoding_*` in the speculative config), and are not
+repeated here. Must not know vLLM.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OFF = ("0", "false", "off", "no")
 
 
 class SettingError(ValueError):
-    """A `VLLM_DRAFTER_*` variable that cannot be used; the message names it, what is expected and what was found."""
+    """A `VLLM_DRAFTER_*` variable that cannot be used: which, what is expected, what was found."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,11 @@ def is_switched_off(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read and check every variable. SettingError names the first wrong one, or an unknown name and its nearest.
+    """Read and check every variable. SettingError names the first wrong one, or an unknown name and
+    its nearest.
 
-    A plugin that is turned off reads nothing else: a wrong value must not keep anyone from turning it off.
+    A plugin that is turned off reads nothing else: a wrong value must not keep anyone from turning
+    it off.
     """
     environ = os.environ if environ is None else environ
     if is_switched_off(environ):

@@ -1,8 +1,8 @@
 """One stamp per process: who registered the plugin, in which role, and what was patched.
 
-vLLM loads general plugins from five places, in up to four kinds of processes, and gives no list of them. A stamp goes
-to vLLM's log, and to the file that `VLLM_DRAFTER_STAMPS` names, one JSON object a line. Must not know patches or
-drafting.
+vLLM loads general plugins from five places, in up to four kinds of processes, and gives no list of
+them. A stamp goes to vLLM's log, and to the file that `VLLM_DRAFTER_STAMPS` names, one JSON object
+a line. Must not know patches or drafting.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CALL_SITES = {
 
 
 def current_role() -> Role:
-    """The role of this process, told by which part of vLLM is calling, else by the name of the process."""
+    """The role of this process: by which part of vLLM is calling, else by the process's name."""
     named = _role_by_process_name(multiprocessing.current_process().name)
     called = _role_by_caller(sys._getframe(1))
     if called is None:
@@ -94,7 +94,7 @@ def _role_by_process_name(name: str) -> Role:
 
 
 def _front_end() -> Role:
-    """The process that parses engine arguments: a server's, or that of a program that uses `LLM`."""
+    """The process that parses engine arguments: a server, or a program that uses `LLM`."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     main = spec.name if spec is not None else Path(sys.argv[0]).name if sys.argv else ""
     serves = main.endswith("api_server") or (
@@ -104,7 +104,7 @@ def _front_end() -> Role:
 
 
 def append_stamp(path: Path | None, event: str, role: Role, **fields: Any) -> None:
-    """Append one stamp to `path`, if there is one. A file that cannot be written costs a warning, not the engine."""
+    """Append one stamp to `path`, if there is one. A file that cannot be written costs a warning."""
     if path is None:
         return
     stamp = {
