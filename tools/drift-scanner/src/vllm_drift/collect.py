@@ -29,8 +29,9 @@ from vllm_drift.facts import (
     Read,
     Signature,
 )
+from vllm_drift.segments import Segment, joined
 
-__all__ = ["NotParsed", "collect", "parse_signature"]
+__all__ = ["NotParsed", "collect", "cut_parsed", "parse_signature"]
 
 
 class NotParsed(ValueError):
@@ -56,6 +57,43 @@ def collect(text: str, *, in_class: bool = False) -> Block:
         assert isinstance(outer, cst.ClassDef)
         statements = outer.body.body
     return collector.block_of(statements)
+
+
+def cut_parsed(text: str) -> tuple[Segment, ...]:
+    """Cut a module as `segments.cut` does, by parsing it: slow, and never wrong.
+
+    Raises NotParsed.
+    """
+    try:
+        module = cst.parse_module(text)
+    except (cst.ParserSyntaxError, RecursionError) as error:
+        raise NotParsed(" ".join(str(error).split())) from error
+    positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+    return _cut_statements(module.body, positions, text.count("\n") + 2, "")
+
+
+def _cut_statements(
+    statements: Sequence[cst.CSTNode], positions: Any, end: int, prefix: str
+) -> tuple[Segment, ...]:
+    starts = [
+        min(int(positions[part].start.line) for part in (node, *getattr(node, "decorators", ())))
+        for node in statements
+    ]
+    segments = []
+    for node, start, after in zip(statements, starts, [*starts[1:], end]):
+        if not isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+            segments.append(Segment("other", "", start, after, start, after))
+            continue
+        name, line = f"{prefix}{node.name.value}", int(positions[node.name].start.line)
+        if isinstance(node, cst.FunctionDef):
+            segments.append(Segment("function", name, start, after, line, after))
+        elif isinstance(node.body, cst.IndentedBlock):
+            members = _cut_statements(node.body.body, positions, after, f"{name}.")
+            body = members[0].start if members else after
+            segments.append(Segment("class", name, start, after, line, body, members))
+        else:
+            segments.append(Segment("class", name, start, after, line, after))
+    return joined(segments) if prefix else tuple(segments)
 
 
 def parse_signature(text: str) -> Signature:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Segment", "cut", "walk"]
+__all__ = ["Segment", "cut", "joined", "walk"]
 
 _LEXEME = re.compile(
     r"""
@@ -36,7 +36,8 @@ _ONE_LINE_SUITE = re.compile(r":[ \t]*(?:#[^\n]*)?$")
 
 @dataclass(frozen=True)
 class Segment:
-    """One statement of a module or class body, decorators included, over whole lines.
+    """One statement of a module body, decorators included, over whole lines; or of a class body,
+    where adjacent statements that define nothing are one segment.
 
     Lines count from 1; `end` is the first line after it. Blank lines and comments between two
     statements belong to the earlier one.
@@ -135,7 +136,18 @@ def _cut_block(
         kind = {"def": "function", "class": "class"}.get(word, "other")
         segments.append(Segment(kind, qualified, start, end, line, body, members))
         at += 1
-    return tuple(segments)
+    return joined(segments) if prefix else tuple(segments)
+
+
+def joined(segments: list[Segment]) -> tuple[Segment, ...]:
+    """Join adjacent `other` segments: a class body's fields are asked for together."""
+    result: list[Segment] = []
+    for segment in segments:
+        if result and segment.kind == result[-1].kind == "other":
+            first = result.pop()
+            segment = Segment("other", "", first.start, segment.end, first.line, segment.body)
+        result.append(segment)
+    return tuple(result)
 
 
 def _indent(line: str) -> int:
