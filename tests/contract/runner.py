@@ -1,0 +1,87 @@
+"""What a vLLM release's own runner does with its suffix drafter, taken out of that release's source.
+
+The contract tests run these statements, not a table of ours, so a release that calls differently fails them.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from types import ModuleType
+from typing import Any
+
+CLASS = "SuffixDecodingProposer"
+
+
+def _functions(module: ModuleType) -> list[ast.FunctionDef]:
+    tree = ast.parse(inspect.getsource(module))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def _narrows(statement: ast.stmt) -> bool:
+    """Whether a statement is `assert isinstance(<something>, SuffixDecodingProposer)`."""
+    return isinstance(statement, ast.Assert) and any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "isinstance"
+        and isinstance(node.args[1], ast.Name)
+        and node.args[1].id == CLASS
+        for node in ast.walk(statement.test)
+    )
+
+
+def construction(module: ModuleType) -> ast.Call:
+    """The expression with which the runner builds its suffix drafter."""
+    found = [
+        node
+        for function in _functions(module)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == CLASS
+    ]
+    (call,) = found
+    return call
+
+
+def suffix_branch(module: ModuleType) -> list[ast.stmt]:
+    """The statements with which the runner asks its suffix drafter for drafts, assertions included."""
+    found = [
+        block
+        for function in _functions(module)
+        for node in ast.walk(function)
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None))
+        if isinstance(block, list) and any(_narrows(statement) for statement in block)
+    ]
+    (branch,) = found
+    return branch
+
+
+def construct(module: ModuleType, runner: Any) -> Any:
+    """Build the drafter as the runner does; `runner` is its `self`."""
+    code = compile(ast.Expression(construction(module)), module.__file__ or "", "eval")
+    return eval(code, vars(module), {"self": runner})
+
+
+def propose(module: ModuleType, runner: Any, sampled_token_ids: list[list[int]], num_tokens: int) -> Any:
+    """Run the runner's suffix branch and return what it then holds as drafts.
+
+    The branch's free names are bound by what they mean: the sampled ids, the tokens wanted at this step, no slot
+    mappings. A name that means none of these is a change that the plugin has to look at, so it raises.
+    """
+    branch = suffix_branch(module)
+    known = {"self": runner, "sampled_token_ids": sampled_token_ids, "slot_mappings": None}
+    stored = set()
+    for statement in branch:
+        for node in ast.walk(statement):
+            if not isinstance(node, ast.Name):
+                continue
+            if isinstance(node.ctx, ast.Store):
+                stored.add(node.id)
+            elif node.id not in known and not hasattr(module, node.id) and not hasattr(builtins, node.id):
+                if "num_spec" not in node.id:
+                    raise AssertionError(f"the runner's call now uses {node.id!r}: {ast.unparse(statement)}")
+                known[node.id] = num_tokens
+    code = compile(ast.Module(branch, type_ignores=[]), module.__file__ or "", "exec")
+    exec(code, vars(module), known)
+    (drafts,) = (known[name] for name in stored)
+    return drafts

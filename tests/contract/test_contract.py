@@ -1,0 +1,230 @@
+"""What the plugin promises for one real vLLM release, on that release's own package.
+
+Run by `nox -s "contract(vllm='0.15.1')"` in an interpreter that imports this release; DRAFTER_CONTRACT_VLLM names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+RELEASE = os.environ["DRAFTER_CONTRACT_VLLM"]
+
+BUILD_SUFFIX_CONFIG = """
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.config.speculative import SpeculativeConfig
+config = SpeculativeConfig(method="suffix")
+print("accepted", config.num_speculative_tokens)
+"""
+
+
+def in_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="session")
+def stamps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stamps") / "stamps.jsonl"
+
+
+@pytest.fixture(scope="session")
+def runner_module(stamps: Path) -> Any:
+    """The release's model runner, in a process in which vLLM itself has loaded the plugin."""
+    os.environ["VLLM_DRAFTER_STAMPS"] = str(stamps)
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    import vllm.v1.worker.gpu_model_runner as module
+
+    return module
+
+
+@pytest.fixture
+def batch(runner_module: Any) -> Any:
+    from batch import Batch
+
+    return Batch()
+
+
+@pytest.fixture
+def runner(runner_module: Any, batch: Any) -> Any:
+    """What the runner's statements read of `self`: a real batch, a real speculative config, our drafter."""
+    from batch import MAX_MODEL_LEN
+    from runner import construct
+    from vllm.config.speculative import SpeculativeConfig
+
+    this = SimpleNamespace(
+        vllm_config=SimpleNamespace(
+            speculative_config=SpeculativeConfig(method="suffix"),
+            model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+        ),
+        input_batch=batch.input_batch,
+    )
+    this.drafter = construct(runner_module, this)
+    return this
+
+
+@pytest.fixture
+def step(runner_module: Any, runner: Any, batch: Any) -> Any:
+    """One step of the engine: the requests sample these ids, the runner asks for drafts; returns them by request."""
+    from runner import propose
+
+    def run(sampled: dict[str, list[int]], *, num_tokens: int = 24) -> dict[str, list[int]]:
+        if Version(RELEASE) < Version("0.24"):
+            num_tokens = 24  # the number was fixed at construction
+        drafts = propose(runner_module, runner, batch.sample(sampled), num_tokens)
+        assert isinstance(drafts, list)
+        assert len(drafts) == len(batch.input_batch.req_ids)
+        assert all(type(token) is int for draft in drafts for token in draft)
+        assert runner.drafter.loop.faults == 0
+        return dict(zip(batch.input_batch.req_ids, drafts, strict=True))
+
+    return run
+
+
+def test_the_release_under_test_is_the_one_that_runs() -> None:
+    import vllm
+
+    assert Version(Version(vllm.__version__).base_version) == Version(RELEASE)
+
+
+def test_without_the_plugin_the_suffix_method_is_refused() -> None:
+    done = in_new_process(BUILD_SUFFIX_CONFIG, VLLM_DRAFTER="0")
+    assert done.returncode != 0
+    assert "Arctic Inference is required" in done.stderr
+
+
+def test_with_the_plugin_the_suffix_method_is_accepted() -> None:
+    done = in_new_process(BUILD_SUFFIX_CONFIG)
+    assert done.returncode == 0, done.stderr
+    assert "accepted" in done.stdout
+
+
+def test_the_gates_are_where_the_surface_says() -> None:
+    from drafter_compat.check import check_surface
+    from drafter_compat.surface import load_builtin_surface
+    from drafter_compat.versions import installed_vllm
+
+    installed = installed_vllm()
+    report = check_surface(load_builtin_surface("vllm_drafter"), version=installed.version, root=installed.root)
+    assert report.results
+    assert report.ok, str(report)
+
+
+def test_every_gate_is_patched_and_the_stamp_says_so(runner_module: Any, stamps: Path) -> None:
+    import vllm.config.speculative
+    import vllm.utils.import_utils
+    import vllm.v1.spec_decode.suffix_decoding as definition
+
+    (stamp,) = [s for s in map(json.loads, stamps.read_text().splitlines()) if s["pid"] == os.getpid()][:1]
+    assert Version(Version(stamp["vllm_version"]).base_version) == Version(RELEASE)
+    assert vllm.config.speculative.has_arctic_inference() is True
+    assert vllm.utils.import_utils.has_arctic_inference() is True
+    assert runner_module.SuffixDecodingProposer.__module__.startswith("vllm_drafter")
+    assert definition.SuffixDecodingProposer is runner_module.SuffixDecodingProposer
+    assert "arctic_inference" not in sys.modules
+
+
+def test_a_prompt_that_is_copied_is_drafted(step: Any, batch: Any) -> None:
+    text = list(range(100, 140))
+    batch.add("a", [*text, 7])
+    assert step({"a": text[:5]})["a"] == text[5:10]
+
+
+def test_a_partial_prefill_gets_an_empty_draft(step: Any, batch: Any) -> None:
+    text = list(range(100, 140))
+    batch.add("a", [*text, 7])
+    batch.add("b", [*text, 8])
+    drafts = step({"a": text[:4], "b": []})
+    assert drafts["b"] == []
+    assert drafts["a"]
+
+
+def test_a_draft_stays_within_the_tokens_wanted_at_this_step(step: Any, batch: Any) -> None:
+    if Version(RELEASE) < Version("0.24"):
+        pytest.skip("the number is given per step since 0.24.0")
+    text = list(range(100, 160))
+    batch.add("a", [*text, 7])
+    assert len(step({"a": text[:10]}, num_tokens=3)["a"]) == 3
+    assert step({"a": text[10:12]}, num_tokens=0)["a"] == []
+
+
+def test_a_draft_stays_within_the_model_length(step: Any, batch: Any) -> None:
+    from batch import MAX_MODEL_LEN
+
+    text = list(range(100, 300))
+    batch.add("a", text)
+    room = MAX_MODEL_LEN - 200
+    drafts = step({"a": text[: room - 4]})["a"]
+    assert len(drafts) <= 3
+    assert step({"a": text[room - 4 : room]})["a"] == []
+
+
+def test_rows_that_are_swapped_keep_their_own_drafts(step: Any, batch: Any) -> None:
+    first, second = list(range(100, 140)), list(range(300, 340))
+    batch.add("a", [*first, 7])
+    batch.add("b", [*second, 7])
+    step({"a": first[:3], "b": second[:3]})
+    batch.swap("a", "b")
+    assert step({"a": first[3:6], "b": second[3:6]}) == {"a": first[6:12], "b": second[6:12]}
+
+
+def test_rows_that_are_condensed_keep_their_own_drafts(step: Any, batch: Any) -> None:
+    texts = {name: list(range(base, base + 40)) for name, base in (("a", 100), ("b", 300), ("c", 500))}
+    for name, text in texts.items():
+        batch.add(name, [*text, 7])
+    step({name: text[:3] for name, text in texts.items()})
+    batch.remove("a")
+    drafts = step({name: texts[name][3:6] for name in ("b", "c")})
+    assert drafts == {name: texts[name][6:12] for name in ("b", "c")}
+
+
+def test_a_preempted_request_goes_on_where_it_was(step: Any, batch: Any) -> None:
+    text = list(range(100, 140))
+    batch.add("a", [*text, 7])
+    batch.add("other", [1, 2, 3])
+    step({"a": text[:3], "other": [4]})
+    output = list(batch.states["a"].output_token_ids)
+    batch.remove("a")
+    step({"other": [5]})
+    batch.add("a", [*text, 7], output)
+    assert step({"a": text[3:6], "other": [6]})["a"] == text[6:12]
+
+
+def test_a_request_id_that_is_used_again_drafts_from_the_new_request(step: Any, batch: Any) -> None:
+    old, new = list(range(100, 140)), list(range(300, 340))
+    batch.add("a", [*old, 7])
+    step({"a": old[:6]})
+    batch.remove("a")
+    batch.add("a", [*new, 7])
+    assert step({"a": new[:4]})["a"] == new[4:8]
+
+
+def test_a_finished_response_is_drafted_for_a_later_request(step: Any, batch: Any) -> None:
+    response = list(range(600, 640))
+    batch.add("a", [1, 2, 3])
+    for start in range(0, 40, 8):
+        step({"a": response[start : start + 8]})
+    batch.remove("a")
+    batch.add("b", [4, 5, 6])
+    assert step({"b": response[:6]})["b"] == response[6:12]
+
+
+def test_an_aborted_request_does_not_disturb_the_others(step: Any, batch: Any) -> None:
+    text = list(range(100, 140))
+    batch.add("a", [*text, 7])
+    batch.add("b", [*text, 8])
+    step({"a": text[:3], "b": []})
+    batch.remove("b")
+    assert step({"a": text[3:6]})["a"] == text[6:12]
