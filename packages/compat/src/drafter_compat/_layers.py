@@ -8,6 +8,7 @@ exactly the others. Knows neither versions nor reports.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -56,16 +57,24 @@ _stacks: dict[tuple[int, str], Stack] = {}
 _lock = threading.RLock()
 
 
-def add_layer(owner: Owner, name: str, layer: Layer) -> None:
-    """Put a layer on top. The owner keeps its identity; instances see the change at once."""
+def add_layer(owner: Owner, name: str, layer: Layer, *, below: Sequence[Any] = ()) -> None:
+    """Put a layer on top, or right below the layers of the patches in `below`.
+
+    The owner keeps its identity; existing instances see the change at once.
+    """
     with _lock:
         key = (id(owner), name)
         stack = _stacks.get(key)
         if stack is None:
             # The stack holds the owner, so its id cannot be used again while the stack lives.
-            stack = _stacks[key] = Stack(owner, name, vars(owner).get(name, MISSING))
+            stack = Stack(owner, name, vars(owner).get(name, MISSING))
+        lowest = [place for place, other in enumerate(stack.layers) if other.patch in below]
+        if lowest:
+            stack.layers.insert(lowest[0], layer)
+            return
+        setattr(owner, name, layer.value)
         stack.layers.append(layer)
-        _write(owner, name, layer.value)
+        _stacks[key] = stack
 
 
 def remove_layer(owner: Owner, name: str, layer: Layer) -> Any:

@@ -142,7 +142,11 @@ class ModuleSource:
             pattern = re.compile(
                 rf"^([ \t]*)(?:async[ \t]+def|def|class)[ \t]+{re.escape(part)}\b", re.MULTILINE
             )
-            heads = list(pattern.finditer(self.text, start, end))
+            heads = [
+                head
+                for head in pattern.finditer(self.text, start, end)
+                if not self._is_inside_another(head, level, start)
+            ]
             if len(heads) != 1 or self._may_be_in_string(heads[0].start()):
                 return None
             head = heads[0]
@@ -152,6 +156,19 @@ class ModuleSource:
             end = self._end_of_block(head.end(), end, level)
         above = self._with_decorators(start)
         return None if above is None else (above, end)
+
+    def _is_inside_another(self, head: re.Match[str], level: int, start: int) -> bool:
+        """Whether what stands at `head` belongs to a function or class between it and `level`."""
+        if _is_next_level(level, head.group(1)):
+            return False
+        outer = re.compile(r"^(?:    |\t)(?![ \t\n#)\]}])" if level == 0 else r"^(?![ \t\n#)\]}])")
+        if level > 0:
+            return False
+        lines = self.text[start : head.start()].splitlines()
+        for line in reversed(lines):
+            if outer.match(line):
+                return re.match(r"\s*(?:async[ \t]+def|def|class)[ \t]", line) is not None
+        return False
 
     def _end_of_block(self, position: int, limit: int, indent: int) -> int:
         # A line that is indented no deeper ends the block, unless it closes a bracket or is a
@@ -279,6 +296,11 @@ class ModuleSource:
         return ".".join([*parts, *([node.module] if node.module else [])])
 
     # --- constants -----------------------------------------------------------------------
+
+    def mentions_assignment(self, name: str) -> bool:
+        """Whether the text has a line that could assign to `name`, at any indentation."""
+        pattern = rf"^[ \t]*{re.escape(name)}[ \t]*(?::[^=\n]+)?=(?!=)"
+        return re.search(pattern, self.text, re.MULTILINE) is not None
 
     def assignments(self, name: str) -> list[ast.expr]:
         """The values that module-level assignments give to `name`, in order."""

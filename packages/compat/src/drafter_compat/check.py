@@ -568,23 +568,26 @@ def _check_constant(symbol: Constant, tree: SourceTree) -> Found:
         if any(isinstance(v, ast.Constant) and v.value == symbol.value for v in values):
             return repr(symbol.value), location
         raise _Wrong(ast.unparse(values[-1]), location)
-    held = {value for node in values for value in _constants_in(node, source, set())}
-    missing = [value for value in symbol.contains if value not in held]
+    missing = set(symbol.contains) - _constants_in(values, source)
     if missing:
-        raise _Wrong(f"{symbol.name} lacks {', '.join(map(repr, missing))}", location)
+        ordered = [value for value in symbol.contains if value in missing]
+        raise _Wrong(f"{symbol.name} lacks {', '.join(map(repr, ordered))}", location)
     return "as expected", location
 
 
-def _constants_in(node: ast.expr, source: ModuleSource, seen: set[str]) -> set[Any]:
-    """The constants of an expression, following names that the module assigns."""
+def _constants_in(values: Iterable[ast.expr], source: ModuleSource) -> set[Any]:
+    """The constants in expressions, following the names of the module's other constants."""
     held: set[Any] = set()
-    for item in ast.walk(node):
-        if isinstance(item, ast.Constant):
-            held.add(item.value)
-        elif isinstance(item, ast.Name) and item.id not in seen:
-            seen.add(item.id)
-            for value in source.assignments(item.id):
-                held |= _constants_in(value, source, seen)
+    seen: set[str] = set()
+    todo = list(values)
+    while todo:
+        for item in ast.walk(todo.pop()):
+            if isinstance(item, ast.Constant):
+                held.add(item.value)
+            elif isinstance(item, ast.Name) and item.id not in seen:
+                seen.add(item.id)
+                if source.mentions_assignment(item.id):
+                    todo += source.assignments(item.id)
     return held
 
 
@@ -623,15 +626,10 @@ def _site_calls(site: str, module: str, name: str, tree: SourceTree) -> bool:
 
 
 def _calls(node: ast.AST, source: ModuleSource, module: str, name: str) -> bool:
-    names = {name}
-    for bindings in (source.local_bindings(node, name), source.module_level_bindings(name)):
-        if bindings and all(b.source != module for b in bindings):
-            return False
-        if bindings:
-            break
-    return any(
-        isinstance(item, ast.Call) and _called_name(item) in names for item in ast.walk(node)
-    )
+    bindings = source.local_bindings(node, name) or source.module_level_bindings(name)
+    if bindings and all(binding.source != module for binding in bindings):
+        return False
+    return any(isinstance(item, ast.Call) and _called_name(item) == name for item in ast.walk(node))
 
 
 def _callers(module: str, name: str, tree: SourceTree) -> Iterator[str]:

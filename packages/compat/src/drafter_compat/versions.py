@@ -20,6 +20,7 @@ __all__ = [
     "InstalledPackage",
     "PackageNotInstalled",
     "applies",
+    "distribution_of",
     "installed_package",
     "installed_vllm",
     "release_of",
@@ -146,6 +147,13 @@ def installed_package(package: str, distributions: tuple[str, ...] = ()) -> Inst
 def installed_vllm() -> InstalledPackage:
     """The installed vLLM. Raises PackageNotInstalled."""
     return installed_package("vllm", VLLM_DISTRIBUTIONS)
+
+
+def distribution_of(module: str) -> str | None:
+    """The distribution that installs a module's top-level package, or None. Reads all metadata:
+    slow."""
+    found = importlib.metadata.packages_distributions().get(module.partition(".")[0])
+    return found[0] if found else None
 
 
 def _metadata_version(distribution: str) -> str | None:

@@ -1,0 +1,453 @@
+"""The patches of one plugin: in which order, for which version, chosen by whom, applied when.
+
+A registry applies its patches to targets that are imported already at once, and to the others right
+after their import, before anybody can take a name out of them. It is all or nothing: where a patch
+fails, everything that the registry has applied is taken off again and the error goes up, unless
+that patch is optional. Knows patches as declared in `drafter_compat.patch`, and of vLLM only the
+function after which a worker has started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import wrapt
+from packaging.version import Version
+
+from drafter_compat.patch import AppliedPatch, Patch, PatchError, _nearest, lay_over
+from drafter_compat.versions import applies, installed_package, installed_vllm
+
+__all__ = ["PatchReport", "Registry", "Standing", "lone_registry"]
+
+logger = logging.getLogger(__name__)
+
+SELECTION_VARIABLE = "VLLM_PATCHES"
+"""Names of patches, separated by commas; `all`; or `none`. Every process that vLLM starts inherits
+it."""
+
+ENTRY_POINT_GROUP = "drafter_compat.registries"
+"""Plugins name their registries in this entry-point group, so that one command finds them all."""
+
+APPLIED, PENDING, SKIPPED, FAILED, IDLE = "applied", "pending", "skipped", "failed", "idle"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one patch stands in this process."""
+
+    name: str
+    state: str
+    """`applied`, `pending`, `skipped`, `failed`, or `idle` before the registry has been applied."""
+    detail: str
+    """What was changed, until when it waits, why it was skipped, or what went wrong."""
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.state}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True)
+class PatchReport:
+    """How every patch of a registry stands, in the order of application."""
+
+    owner: str
+    standings: tuple[Standing, ...]
+
+    def __iter__(self) -> Iterator[Standing]:
+        return iter(self.standings)
+
+    def __getitem__(self, name: str) -> Standing:
+        for standing in self.standings:
+            if standing.name == name:
+                return standing
+        raise KeyError(name)
+
+    def names(self, state: str) -> tuple[str, ...]:
+        """The patches in that state."""
+        return tuple(item.name for item in self.standings if item.state == state)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.standings))
+
+
+@dataclass
+class _Entry:
+    """A patch and where it stands. Mutable: imports move it on."""
+
+    patch: type[Patch]
+    state: str = IDLE
+    detail: str = ""
+    applied: AppliedPatch | None = None
+
+    @property
+    def spec(self) -> Any:
+        return self.patch.spec
+
+    def standing(self) -> Standing:
+        detail = self.detail
+        if self.state == APPLIED and self.applied is not None:
+            detail = ", ".join(self.applied.places)
+        return Standing(self.spec.name, self.state, detail, str(self.spec.target))
+
+
+class Registry:
+    """An ordered set of patches that belong together.
+
+    `owner` is the distribution they come with, `package` the import package they change. With
+    `selection=True` users choose among them with VLLM_PATCHES; without, they are applied as
+    declared.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        patches: Iterable[type[Patch]] = (),
+        *,
+        package: str = "vllm",
+        selection: bool = False,
+    ) -> None:
+        self.owner = owner
+        self.package = package
+        self.selection = selection
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.RLock()
+        self._refused: _RefusedImports | None = None
+        for patch in patches:
+            self.add(patch)
+
+    # --- declaring ---------------------------------------------------------------------
+
+    def add(self, patch: type[Patch]) -> type[Patch]:
+        """Add a patch; usable as a decorator. Raises PatchError if the name is taken."""
+        if patch.spec.name in self._entries:
+            raise PatchError(f"{self.owner} has two patches called {patch.spec.name!r}; rename one")
+        self._entries[patch.spec.name] = _Entry(patch)
+        return patch
+
+    @property
+    def patches(self) -> tuple[type[Patch], ...]:
+        """The patches in the order of application."""
+        return tuple(entry.patch for entry in self._ordered())
+
+    def _ordered(self) -> list[_Entry]:
+        """By declaration, with requirements and `after` first. Raises PatchError for a circle."""
+        ordered: list[_Entry] = []
+        visiting: list[str] = []
+
+        def visit(entry: _Entry) -> None:
+            if entry in ordered:
+                return
+            if entry.spec.name in visiting:
+                circle = " -> ".join(
+                    [*visiting[visiting.index(entry.spec.name) :], entry.spec.name]
+                )
+                raise PatchError(f"{self.owner}: patches wait for each other in a circle: {circle}")
+            visiting.append(entry.spec.name)
+            for name in (*entry.spec.requires, *entry.spec.after):
+                if name in self._entries:
+                    visit(self._entries[name])
+            visiting.pop()
+            ordered.append(entry)
+
+        for entry in self._entries.values():
+            for name in entry.spec.requires:
+                if name not in self._entries:
+                    raise PatchError(
+                        f"{self.owner}: patch {entry.spec.name} requires {name!r}, which is no "
+                        f"patch of "
+                        f"{self.owner}{_nearest(name, self._entries)}"
+                    )
+            visit(entry)
+        return ordered
+
+    # --- applying ----------------------------------------------------------------------
+
+    def apply(
+        self, *, version: str | None = None, select: Sequence[str] | None = None
+    ) -> PatchReport:
+        """Apply what is chosen, now or when its target is imported. A second call changes nothing.
+
+        `version` is the package's, by default the installed one's; `select` names the patches, by
+        default those of VLLM_PATCHES or those that are on by default. Raises PatchError; then
+        nothing of this registry is applied.
+        """
+        with self._lock:
+            if any(entry.state in (APPLIED, PENDING) for entry in self._entries.values()):
+                return self.report()
+            ordered = self._ordered()
+            chosen = self._chosen(select)
+            version = version or self._installed_version(ordered)
+            for entry in ordered:
+                entry.state, entry.detail = self._decide(entry, chosen, version)
+            try:
+                for entry in ordered:
+                    if entry.state == PENDING:
+                        self._start(entry)
+            except BaseException:
+                self._take_off()
+                raise
+            return self.report()
+
+    def _installed_version(self, ordered: list[_Entry]) -> str:
+        if not any(entry.spec.versions or entry.spec.pins for entry in ordered):
+            return ""
+        if self.package == "vllm":
+            return installed_vllm().version
+        return installed_package(self.package).version
+
+    def _chosen(self, select: Sequence[str] | None) -> set[str] | None:
+        """The names that somebody chose, or None where nobody did."""
+        source = "select"
+        if select is None:
+            if not self.selection or SELECTION_VARIABLE not in os.environ:
+                return None
+            source = SELECTION_VARIABLE
+            select = [part.strip() for part in os.environ[SELECTION_VARIABLE].split(",")]
+            select = [part for part in select if part]
+            if select in ([], ["none"]):
+                return set()
+            if select == ["all"]:
+                return set(self._entries)
+        known = (
+            {*self._entries, *_names_elsewhere(self)} if source != "select" else {*self._entries}
+        )
+        for name in select:
+            if name not in known:
+                raise PatchError(
+                    f"{source} names {name!r}{_nearest(name, known)}; the patches are "
+                    f"{', '.join(sorted(known))}"
+                )
+        chosen = {name for name in select if name in self._entries}
+        todo = list(chosen)
+        while todo:
+            for name in self._entries[todo.pop()].spec.requires:
+                if name not in chosen:
+                    chosen.add(name)
+                    todo.append(name)
+        return chosen
+
+    def _decide(self, entry: _Entry, chosen: set[str] | None, version: str) -> tuple[str, str]:
+        spec = entry.spec
+        if chosen is None and not spec.default:
+            return SKIPPED, f"off by default; choose it with {SELECTION_VARIABLE}={spec.name}"
+        if chosen is not None and spec.name not in chosen:
+            return SKIPPED, "not chosen"
+        if spec.versions and not applies(spec.versions, version):
+            return SKIPPED, f"{self.package} {version} is outside {spec.versions}"
+        if spec.pins and not _is_pinned(version, spec.pins):
+            message = (
+                f"patch {spec.name} was verified on {self.package} {', '.join(spec.pins)} only, "
+                f"not on "
+                f"{version}: verify it and add the version to its 'pins', or leave the patch out"
+            )
+            if spec.optional:
+                return SKIPPED, message
+            raise PatchError(message)
+        for name in spec.requires:
+            if self._entries[name].state == SKIPPED:
+                return SKIPPED, f"requires {name}, which is skipped: {self._entries[name].detail}"
+        return PENDING, f"until {spec.target.module} is imported"
+
+    def _start(self, entry: _Entry) -> None:
+        """Apply a patch now, or arrange that it will be."""
+        module = entry.spec.target.module
+        if entry.spec.when == "worker":
+            entry.detail = "until vLLM has started a worker in this process"
+            _when_worker_started(lambda: self._apply_in_worker(entry))
+            return
+        if entry.spec.when == "registration":
+            importlib.import_module(module)
+        if _is_initializing(sys.modules.get(module)):
+            raise PatchError(
+                f"patch {entry.spec.name}: {module} is being imported right now and already half "
+                f"there; "
+                f"apply the registry before or after that import"
+            )
+        # Calls back at once if the module is imported already.
+        wrapt.register_post_import_hook(lambda _module: self._on_import(entry), module)
+
+    def _apply_in_worker(self, entry: _Entry) -> None:
+        with self._lock:
+            if entry.state == PENDING:
+                importlib.import_module(entry.spec.target.module)
+                self._on_import(entry)
+
+    def _on_import(self, entry: _Entry) -> None:
+        with self._lock:
+            if entry.state != PENDING:
+                return
+            try:
+                missing = [n for n in entry.spec.requires if self._entries[n].state == FAILED]
+                if missing:
+                    raise PatchError(f"patch {entry.spec.name} requires {missing[0]}, which failed")
+                entry.applied = lay_over(entry.patch, logger.warning)
+            except Exception as error:
+                entry.state, entry.detail = FAILED, f"{type(error).__name__}: {error}"
+                if entry.spec.optional:
+                    logger.warning(
+                        "optional patch %s is left out: %s", entry.spec.name, entry.detail
+                    )
+                    return
+                self._take_off()
+                self._refuse(entry.spec.target.module, error)
+                raise
+            entry.state, entry.detail = APPLIED, ""
+
+    def _refuse(self, module: str, error: Exception) -> None:
+        """Make a second try to import the module fail too: it would come unpatched, and
+        unnoticed."""
+        if not _is_initializing(sys.modules.get(module)):
+            return
+        if self._refused is None:
+            self._refused = _RefusedImports()
+            sys.meta_path.insert(0, self._refused)
+        self._refused.errors[module] = error
+
+    # --- taking off --------------------------------------------------------------------
+
+    def revert(self) -> None:
+        """Take every patch off and wait for no import any more; exactly what was there is there
+        again.
+
+        Raises PatchError, after having done the rest, where something else has changed a patched
+        name since.
+        """
+        with self._lock:
+            foreign = self._take_off()
+            for entry in self._entries.values():
+                entry.state, entry.detail = IDLE, ""
+            if self._refused is not None:
+                sys.meta_path.remove(self._refused)
+                self._refused = None
+        if foreign:
+            raise PatchError(
+                f"{self.owner}: {', '.join(foreign)} was changed by something else after we "
+                f"patched it, "
+                f"and is left as it is; take that off first"
+            )
+
+    def _take_off(self) -> list[str]:
+        foreign: list[str] = []
+        for entry in reversed(self._ordered()):
+            if entry.applied is not None:
+                foreign += entry.applied.revert()
+                entry.applied = None
+            if entry.state in (APPLIED, PENDING):
+                entry.state, entry.detail = SKIPPED, "taken off because another patch failed"
+        return foreign
+
+    # --- telling -----------------------------------------------------------------------
+
+    def report(self) -> PatchReport:
+        """How every patch stands now."""
+        return PatchReport(self.owner, tuple(entry.standing() for entry in self._ordered()))
+
+
+def _is_pinned(version: str, pins: tuple[str, ...]) -> bool:
+    parsed = Version(version)
+    return any(Version(pin) == (parsed if "+" in pin else Version(parsed.public)) for pin in pins)
+
+
+def _is_initializing(module: ModuleType | None) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+class _RefusedImports(importlib.abc.MetaPathFinder):
+    """Raises the error of a failed patch when its target is imported again."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, Exception] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """As every finder; finds nothing itself."""
+        error = self.errors.get(fullname)
+        if error is not None:
+            raise PatchError(
+                f"{fullname} is not imported, because a patch of it failed: {error}"
+            ) from error
+        return None
+
+
+# --- workers --------------------------------------------------------------------------------
+
+WORKER_MODULE = "vllm.v1.worker.worker_base"
+WORKER_CLASS = "WorkerWrapperBase"
+WORKER_START = "init_worker"
+"""The method after which a worker has started, in its own process where it has one."""
+
+_after_worker_start: list[Any] = []
+_worker_lock = threading.RLock()
+
+
+class _WorkerStart(Patch, target=f"{WORKER_MODULE}:{WORKER_CLASS}", name="worker-start"):
+    """Runs what waits for a worker. Applied only where a patch with when="worker" is chosen."""
+
+    def init_worker(self, *args: Any, **kwargs: Any) -> Any:
+        result = _WorkerStart.original(WORKER_START)(self, *args, **kwargs)
+        with _worker_lock:
+            waiting = list(_after_worker_start)
+            _after_worker_start.clear()
+        for callback in waiting:
+            callback()
+        return result
+
+
+def _when_worker_started(callback: Any) -> None:
+    with _worker_lock:
+        _after_worker_start.append(callback)
+    _WorkerStart.apply()
+
+
+# --- patches by themselves, and registries of others ----------------------------------------
+
+_lone: dict[type[Patch], Registry] = {}
+
+
+def lone_registry(patch: type[Patch]) -> Registry:
+    """The registry of one patch that is applied by itself."""
+    if patch not in _lone:
+        _lone[patch] = Registry(patch.spec.module, [patch])
+    return _lone[patch]
+
+
+def installed_registries() -> dict[str, Registry]:
+    """The registries that installed plugins name in the entry-point group, by entry-point name.
+
+    Raises PatchError for one that cannot be loaded: a plugin that is silently left out would look
+    like none.
+    """
+    from importlib.metadata import entry_points
+
+    found: dict[str, Registry] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            registry = point.load()
+        except Exception as error:
+            raise PatchError(
+                f"the registry {point.name} ({point.value}) cannot be loaded: {error!r}"
+            ) from error
+        if not isinstance(registry, Registry):
+            raise PatchError(f"{point.value} is a {type(registry).__name__}, not a Registry")
+        found[point.name] = registry
+    return found
+
+
+def _names_elsewhere(registry: Registry) -> set[str]:
+    return {
+        name
+        for other in installed_registries().values()
+        if other is not registry and other.selection
+        for name in other._entries
+    }
