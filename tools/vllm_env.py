@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -36,16 +35,20 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # text model needs none of them, and transformers imports torchvision wherever it finds it.
 OPTIONAL_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
+# Raise it when the steps change, so that environments made earlier are made anew.
+RECIPE = 1
+
 # What the demo and the tests use in this environment besides vLLM: the model maker reads a GGUF
 # file.
 EXTRAS = ("gguf>=0.10", "rich>=13", "pytest>=8", "pytest-timeout>=2.3")
 
 PROBE = """
-import json, vllm
+import json, torch, vllm
 from vllm.platforms import current_platform
-import vllm._C, torch
-print(json.dumps({"vllm": vllm.__version__, "torch": torch.__version__, "cpu":
-current_platform.is_cpu()}))
+current_platform.import_kernels()  # the build of the compiled kernels that fits this processor
+kernels = [s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("_C::")]
+cpu = current_platform.is_cpu()
+print(json.dumps({"vllm": vllm.__version__, "cpu": cpu, "kernels": len(kernels)}))
 """
 
 
@@ -147,12 +150,12 @@ class Environment:
         return self.python
 
     def _stamp(self, base: Path) -> dict[str, Any]:
-        recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         return {
+            "recipe": RECIPE,
             "vllm": self.pin.vllm,
             "torch": self.pin.torch,
+            "extras": list(EXTRAS),
             "python": _python_version(str(base)),
-            "recipe": recipe,
         }
 
     def _make(self, base: Path) -> None:
@@ -266,11 +269,15 @@ class Environment:
         if done.returncode:
             return False
         found = json.loads(done.stdout.strip().splitlines()[-1])
-        return bool(found["cpu"]) and str(found["vllm"]).split("+")[0] == self.pin.vllm
+        version = str(found["vllm"]).split("+")[0]
+        return version == self.pin.vllm and bool(found["cpu"]) and bool(found["kernels"])
 
     def _import_error(self) -> str:
         done = self._probe()
-        return "\n".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+        return (
+            "\n".join(said) or f"the import ended with exit code {done.returncode}, without a word"
+        )
 
     def _probe(self) -> subprocess.CompletedProcess[str]:
         # Plugins stay out: a fault of ours must show as ours, not as a broken environment.
