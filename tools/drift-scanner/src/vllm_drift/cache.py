@@ -47,7 +47,7 @@ class Cache:
     `Cache(None)` stores nothing and finds nothing (`--no-cache`).
     """
 
-    kinds = ("packs", "index", "facts")
+    kinds = ("packs", "index", "facts", "results")
 
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory

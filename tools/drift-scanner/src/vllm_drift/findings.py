@@ -132,6 +132,10 @@ class Finding:
     """Label of the release that this is about; filled in by whoever calls the analysis where it is
     empty.
     """
+    compared_with: str = ""
+    """Label of the older release of a comparison; empty for a scan of one release. Filled in by
+    whoever calls the analysis.
+    """
     target: str = ""
     """What of vLLM it is about, as `module:qualified.name`, where there is one such name."""
 
@@ -162,7 +166,9 @@ class ScannedRelease:
     modules: int
     """How many Python modules were read. Never 0: a release without any is an error."""
     notes: tuple[str, ...] = ()
-    """For instance `yanked: broken metadata`."""
+    """For instance `0.2.1 was yanked: broken metadata`."""
+    claimed: bool = True
+    """Whether the surface says that the plugin works with this release."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,14 @@ class Report:
     """Every finding, unchanged symbols and preexisting ones included."""
     notes: tuple[str, ...] = ()
     """What the reader must know about the whole run."""
+    changes: tuple[Finding, ...] = ()
+    """Of a ledger: what changed from each release to the next, whether the surface copes with it
+    or not. History, never drift.
+    """
+    outside: tuple[Finding, ...] = ()
+    """Of a ledger: what is not as declared in releases that the plugin does not claim and that are
+    older than one that it claims. Never drift.
+    """
 
     @property
     def drift(self) -> tuple[Finding, ...]:

@@ -325,23 +325,45 @@ def _preference(file: DistFile) -> tuple[Any, ...]:
 
 
 def _parse(name: str, body: bytes, content_type: str, url: str) -> list[DistFile]:
-    # Imported here because it takes longer to import than everything else together, and a release
-    # that is in the cache does not need it.
+    try:
+        if content_type.partition(";")[0].strip() in _JSON_TYPES:
+            return _parse_json(name, json.loads(body), url)
+        return _parse_html(name, body, url)
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise SourceError(f"{redact(url)} is not an index page of {name}: {e!r}") from e
+
+
+def _parse_json(name: str, page: dict[str, Any], url: str) -> list[DistFile]:
+    """Read a page of the JSON simple API (PEP 691, PEP 700).
+
+    Read here, because importing a library that does it takes longer than reading a release.
+    """
+    version = page["meta"]["api-version"]
+    if not version.startswith("1."):
+        raise ValueError(f"index API version {version}, expected 1.x")
+    files = []
+    for entry in page["files"]:
+        yanked = entry.get("yanked", False)
+        reason = None if yanked is False else ("" if yanked is True else str(yanked))
+        address, sha256 = urljoin(url, entry["url"]), entry["hashes"].get("sha256")
+        file = _file(name, entry["filename"], address, entry.get("size"), sha256, reason)
+        if file is not None:
+            files.append(file)
+    return files
+
+
+def _parse_html(name: str, body: bytes, url: str) -> list[DistFile]:
+    """Read a page of the HTML simple API (PEP 503), or any page with links to files."""
     from pypi_simple import ProjectPage, UnsupportedRepoVersionError
 
     try:
-        if content_type.partition(";")[0].strip() in _JSON_TYPES:
-            page = ProjectPage.from_json_data(json.loads(body), url)
-        else:
-            page = ProjectPage.from_html(name, body, url)
+        page = ProjectPage.from_html(name, body, url)
     except UnsupportedRepoVersionError as e:
-        raise SourceError(f"{redact(url)} speaks an index version that is not known: {e}") from e
-    except (ValueError, TypeError, KeyError) as e:
-        raise SourceError(f"{redact(url)} is not an index page of {name}: {e}") from e
+        raise ValueError(str(e)) from e
     files = []
     for p in page.packages:
         reason = (p.yanked_reason or "") if p.is_yanked else None
-        file = _file(name, p.filename, urljoin(url, p.url), p.size, p.digests.get("sha256"), reason)
+        file = _file(name, p.filename, p.url, p.size, p.digests.get("sha256"), reason)
         if file is not None:
             files.append(file)
     return files

@@ -34,7 +34,7 @@ from vllm_drift._wheel import BadArchive, Members, read_local, read_remote
 from vllm_drift.cache import Cache
 from vllm_drift.errors import NetworkError, NoSuchRelease, SourceError
 from vllm_drift.releases import DistFile, Release, ReleaseIndex, is_release_spec, select
-from vllm_drift.tree import SourceTree, pack_bytes
+from vllm_drift.tree import SourceTree
 
 __all__ = ["Candidate", "Sources"]
 
@@ -166,6 +166,19 @@ class Sources:
         if candidate.kind == "file":
             return _local_file(Path(candidate.place), self.package)
         return _directory(Path(candidate.place), self.package)
+
+    def cached_pack(self, candidate: Candidate) -> Path | None:
+        """Return the pack file of a release that was read before, without opening it."""
+        release = candidate.release
+        if release is None:
+            return None
+        package = self.package if release.dist == self.dist else None
+        for file in release.usable:
+            key = _pack_key(release.dist, release.version, _identity(file), package)
+            path = self.cache.pack_path(key)
+            if path is not None and path.is_file():
+                return path
+        return None
 
     def load_plugin(self, spec: str) -> SourceTree:
         """Read a plugin's source: a directory, a wheel or sdist on disk, or a distribution.
@@ -609,10 +622,3 @@ def _editable_root(direct_url: str | None) -> Path | None:
     if not direct.get("dir_info", {}).get("editable"):
         return None
     return Path(url2pathname(urlsplit(direct["url"]).path))
-
-
-def pack_of(tree: SourceTree, directory: Path) -> Path:
-    """Write a tree to a pack file in `directory`, for another process, and return its path."""
-    path = directory / f"{tree.fingerprint}.pack"
-    path.write_bytes(pack_bytes(tree))
-    return path

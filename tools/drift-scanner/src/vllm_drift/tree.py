@@ -9,22 +9,43 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import struct
 import tokenize
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-__all__ = ["CorruptPack", "SourceTree", "dotted_name", "pack_bytes"]
+__all__ = [
+    "CorruptPack",
+    "PackSummary",
+    "SourceTree",
+    "dotted_name",
+    "pack_bytes",
+    "read_summary",
+]
 
-_MAGIC = b"vllm-drift pack 2\n"
+_MAGIC = b"vllm-drift pack 3\n"
+_HEAD = struct.Struct(">16sIIQ")
+"""After the magic: hash of summary and index, then the lengths of summary, index and blob."""
 
 
 class CorruptPack(ValueError):
-    """A pack file is not what was written: truncated, altered, or of another format version."""
+    """A pack file is not what was written: truncated, altered, or of another format version.
+
+    `path` is the file, where it is known.
+    """
+
+    def __init__(self, message: str, path: Path | None = None) -> None:
+        super().__init__(message, path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def dotted_name(path: str) -> str:
@@ -66,7 +87,7 @@ class SourceTree:
         version: Version | None,
         package: str,
         entries: Mapping[str, _Entry],
-        blob: bytes,
+        blob: bytes | Path,
         extras: Mapping[str, str],
         origin: str = "",
         notes: tuple[str, ...] = (),
@@ -79,6 +100,8 @@ class SourceTree:
         self.notes = notes
         self._entries = dict(entries)
         self._blob = blob
+        self._pack: Path | None = None
+        self._fingerprint = ""
         self._open: dict[str, bytes] = {}
 
     def __repr__(self) -> str:
@@ -128,10 +151,12 @@ class SourceTree:
     @property
     def fingerprint(self) -> str:
         """A hash over all paths and contents, 32 hex digits: equal trees, equal fingerprints."""
-        h = hashlib.blake2b(digest_size=16)
-        for entry in self._entries.values():
-            h.update(f"{entry.path}\0{entry.digest}\n".encode())
-        return h.hexdigest()
+        if not self._fingerprint:
+            h = hashlib.blake2b(digest_size=16)
+            for entry in self._entries.values():
+                h.update(f"{entry.path}\0{entry.digest}\n".encode())
+            self._fingerprint = h.hexdigest()
+        return self._fingerprint
 
     def files_containing(self, *substrings: str, any_of: bool = False) -> list[str]:
         """Return the modules whose bytes contain all of the substrings (any of them with `any_of`).
@@ -165,14 +190,25 @@ class SourceTree:
             notes=self.notes,
         )
         tree._open = self._open
+        tree._fingerprint = self._fingerprint
         return tree
 
     def _inflated(self, entry: _Entry) -> bytes:
+        if isinstance(self._blob, Path):
+            self._pack, self._blob = self._blob, _read_blob(self._blob)
         raw = self._blob[entry.offset : entry.offset + entry.length]
         try:
-            return zlib.decompress(raw, -zlib.MAX_WBITS, entry.size)
+            data = zlib.decompress(raw, -zlib.MAX_WBITS, entry.size)
         except zlib.error as e:
-            raise CorruptPack(f"{entry.path} of {self.label} does not decompress: {e}") from e
+            raise CorruptPack(
+                f"{entry.path} of {self.label} does not decompress: {e}", self._pack
+            ) from e
+        if _digest(data) != entry.digest:
+            raise CorruptPack(f"{entry.path} of {self.label} is not what was stored", self._pack)
+        return data
+
+    def _blob_bytes(self) -> bytes:
+        return _read_blob(self._blob) if isinstance(self._blob, Path) else self._blob
 
     @classmethod
     def from_files(
@@ -206,7 +242,7 @@ class SourceTree:
                 continue
             data = files[path]
             raw = deflated.get(path) or _deflate(data)
-            digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+            digest = _digest(data)
             entries[name] = _Entry(path, offset, len(raw), len(data), digest)
             kept[name] = data
             pieces.append(raw)
@@ -226,8 +262,12 @@ class SourceTree:
 
     @classmethod
     def from_pack(cls, path: Path) -> SourceTree:
-        """Open a pack. Raises CorruptPack if it is damaged and OSError if it cannot be read."""
-        return _unpack(path.read_bytes(), path)
+        """Open a pack file: only its index is read now, its source when it is asked for.
+
+        Raises CorruptPack if the pack is damaged, OSError if it cannot be read. Damage within a
+        module's source is found, and raised, when that module is asked for.
+        """
+        return _unpack(path)
 
 
 def _decode(data: bytes) -> str:
@@ -244,43 +284,113 @@ def _deflate(data: bytes) -> bytes:
     return compressor.compress(data) + compressor.flush()
 
 
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
 def pack_bytes(tree: SourceTree) -> bytes:
-    """Serialise a tree: magic, a hash of the rest, a compressed JSON header, and the blob."""
-    header: dict[str, Any] = {
-        "label": tree.label,
-        "version": None if tree.version is None else str(tree.version),
-        "package": tree.package,
-        "origin": tree.origin,
-        "notes": list(tree.notes),
+    """Serialise a tree: magic, head, summary (JSON), index (compressed JSON), blob."""
+    summary = json.dumps(
+        {
+            "label": tree.label,
+            "version": None if tree.version is None else str(tree.version),
+            "package": tree.package,
+            "origin": tree.origin,
+            "notes": list(tree.notes),
+            "modules": len(tree),
+            "fingerprint": tree.fingerprint,
+        }
+    ).encode()
+    contents: dict[str, Any] = {
         "extras": tree.extras,
         "files": [tuple(entry) for entry in tree._entries.values()],
     }
-    head = zlib.compress(json.dumps(header).encode(), 6)
-    body = struct.pack(">I", len(head)) + head + tree._blob
-    return _MAGIC + hashlib.blake2b(body, digest_size=16).digest() + body
+    index = zlib.compress(json.dumps(contents).encode(), 6)
+    blob = tree._blob_bytes()
+    check = hashlib.blake2b(summary + index, digest_size=16).digest()
+    return _MAGIC + _HEAD.pack(check, len(summary), len(index), len(blob)) + summary + index + blob
 
 
-def _unpack(data: bytes, path: Path) -> SourceTree:
-    start = len(_MAGIC) + 16
-    if data[: len(_MAGIC)] != _MAGIC or len(data) < start + 4:
-        raise CorruptPack(f"{path} is not a pack of this format version")
-    body = data[start:]
-    if hashlib.blake2b(body, digest_size=16).digest() != data[len(_MAGIC) : start]:
-        raise CorruptPack(f"{path} is damaged: its hash does not match")
-    (length,) = struct.unpack_from(">I", body)
+@dataclass(frozen=True)
+class PackSummary:
+    """What a pack says about itself without its index being read."""
+
+    label: str
+    version: Version | None
+    package: str
+    origin: str
+    notes: tuple[str, ...]
+    modules: int
+    fingerprint: str
+
+
+def read_summary(path: Path) -> PackSummary:
+    """Read the summary of a pack file. Raises CorruptPack and OSError as `from_pack` does."""
+    with path.open("rb") as f:
+        _, length, _ = _read_head(f, path)
+        return _summary(f.read(length), path)
+
+
+def _summary(data: bytes, path: Path) -> PackSummary:
     try:
-        header = json.loads(zlib.decompress(body[4 : 4 + length]))
-        version = None if header["version"] is None else Version(header["version"])
-    except (zlib.error, ValueError, KeyError, InvalidVersion) as e:
-        raise CorruptPack(f"{path} has a damaged header: {e}") from e
-    entries = {dotted_name(fields[0]): _Entry(*fields) for fields in header["files"]}
-    return SourceTree(
-        label=header["label"],
-        version=version,
-        package=header["package"],
+        found = json.loads(data)
+        version = None if found["version"] is None else Version(found["version"])
+        return PackSummary(
+            found["label"],
+            version,
+            found["package"],
+            found["origin"],
+            tuple(found["notes"]),
+            found["modules"],
+            found["fingerprint"],
+        )
+    except (ValueError, KeyError, TypeError, InvalidVersion) as e:
+        raise CorruptPack(f"{path} has a damaged summary: {e}", path) from e
+
+
+def _read_head(f: IO[bytes], path: Path) -> tuple[bytes, int, int]:
+    """Check magic and size; return the hash and lengths of summary and index."""
+    start = f.read(len(_MAGIC) + _HEAD.size)
+    if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _HEAD.size:
+        raise CorruptPack(f"{path} is not a pack of this format version", path)
+    check, summary, index, blob = _HEAD.unpack_from(start, len(_MAGIC))
+    size = os.fstat(f.fileno()).st_size
+    if size != len(start) + summary + index + blob:
+        raise CorruptPack(f"{path} is damaged: it has {size} bytes, not what its head says", path)
+    return check, summary, index
+
+
+def _unpack(path: Path) -> SourceTree:
+    with path.open("rb") as f:
+        check, summary_length, index_length = _read_head(f, path)
+        summary_bytes, index = f.read(summary_length), f.read(index_length)
+    if hashlib.blake2b(summary_bytes + index, digest_size=16).digest() != check:
+        raise CorruptPack(f"{path} is damaged: its hash does not match", path)
+    summary = _summary(summary_bytes, path)
+    try:
+        contents = json.loads(zlib.decompress(index))
+        entries = {dotted_name(fields[0]): _Entry(*fields) for fields in contents["files"]}
+    except (zlib.error, ValueError, KeyError, TypeError) as e:
+        raise CorruptPack(f"{path} has a damaged index: {e}", path) from e
+    tree = SourceTree(
+        label=summary.label,
+        version=summary.version,
+        package=summary.package,
         entries=entries,
-        blob=body[4 + length :],
-        extras=header["extras"],
-        origin=header["origin"],
-        notes=tuple(header["notes"]),
+        blob=path,
+        extras=contents["extras"],
+        origin=summary.origin,
+        notes=summary.notes,
     )
+    tree._fingerprint = summary.fingerprint
+    return tree
+
+
+def _read_blob(path: Path) -> bytes:
+    try:
+        with path.open("rb") as f:
+            _, summary, index = _read_head(f, path)
+            f.seek(summary + index, os.SEEK_CUR)
+            return f.read()
+    except OSError as e:
+        raise CorruptPack(f"{path} cannot be read any more: {e}", path) from e
