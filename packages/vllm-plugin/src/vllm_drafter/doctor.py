@@ -295,7 +295,8 @@ def check_vllm(facts: dict[str, Any]) -> Iterator[Check]:
         if result.ok:
             yield Check(f"surface:{result.id}", OK, f"{where}: {result.found}")
         else:
-            found = f"expected {result.expected}; found {result.found} ({where}); needed to {result.why}"
+            found = f"expected {result.expected}; found {result.found} ({where})"
+            found += f"; needed to {result.why}"
             yield Check(f"surface:{result.id}", FAILURE, found, result.way_out)
 
 

@@ -283,7 +283,8 @@ class DraftLoop:
     def _forget(self, key: Hashable) -> None:
         """Take a request, and the response cached under its id, out of the drafter."""
         assert self._drafter is not None
-        if self._requests.pop(key, None) is not None:
+        self._requests.pop(key, None)
+        if key in self._drafter.active_requests:
             self._drafter.stop_request(key)
         if key in self._drafter.cached_requests:
             # A resumed request gives its whole response again: kept, it would count twice.

@@ -23,6 +23,7 @@ __all__ = [
     "SlotMappingsProposer",
     "SuffixProposer",
     "TokensPerStepProposer",
+    "proposer_class",
 ]
 
 
@@ -143,6 +144,25 @@ PROPOSERS: dict[tuple[int, tuple[str, ...]], type[SuffixProposer]] = {
     (3, ("slot_mappings",)): TokensPerStepProposer,
 }
 """By the runner's call of `propose`: the number of positional arguments and the keywords."""
+
+
+def proposer_class(version: str) -> type[SuffixProposer]:
+    """The class that the runner of that vLLM can call, as the surface manifest states the call."""
+    from drafter_compat.surface import MethodCall, load_builtin_surface
+
+    call = load_builtin_surface("vllm_drafter").get("proposer-propose", version)
+    assert isinstance(call, MethodCall)
+    shape = (len(call.args), tuple(name for name, _ in call.keywords))
+    return PROPOSERS[shape]
+
+
+def __getattr__(name: str) -> Any:
+    # The class under vLLM's own name: the one for the installed vLLM.
+    if name == "SuffixDecodingProposer":
+        from drafter_compat.versions import installed_vllm
+
+        return proposer_class(installed_vllm().version)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def announce(proposer: object, loop: DraftLoop) -> None:

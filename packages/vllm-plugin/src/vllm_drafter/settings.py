@@ -128,8 +128,9 @@ def _read(knob: Knob, environ: Mapping[str, str]) -> Any:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    words = {other.removeprefix(PREFIX): other for other in known if other != SWITCH}
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), list(words), n=1, cutoff=0.6)
+    hint = f" Did you mean {words[near[0]]}?" if near else ""
     return (
         f"{name} is not a setting of vllm-drafter.{hint} "
         f"The settings are {', '.join(known)}; correct the name or unset the variable."

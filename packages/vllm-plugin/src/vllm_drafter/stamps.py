@@ -104,7 +104,7 @@ def _front_end() -> Role:
 
 
 def append_stamp(path: Path | None, event: str, role: Role, **fields: Any) -> None:
-    """Append one stamp to `path`, if there is one. A file that cannot be written costs a warning."""
+    """Append one stamp to `path`, if any. A file that cannot be written costs a warning."""
     if path is None:
         return
     stamp = {

@@ -1,0 +1,85 @@
+"""What `register` does in a process: settings, surface, patches, stamp, in this order.
+
+Loud: whatever is not as expected is an error before vLLM is changed and before it loads a model.
+Must not import vLLM, torch or numba: it runs in every process, most of which never draft.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+from typing import Any
+
+import vllm_drafter
+from vllm_drafter.settings import SWITCH, Settings, read_settings
+from vllm_drafter.stamps import Role, append_stamp, current_role, logger
+
+__all__ = ["start"]
+
+_started = False
+
+
+def start() -> None:
+    """Swap the drafter in this process, once. Raises SettingError, SurfaceMismatch, PatchError."""
+    global _started
+    if _started:
+        return
+    settings = read_settings()
+    role = current_role()
+    if not settings.enabled:
+        logger.info("vllm-drafter: %s=%s: vLLM is untouched", SWITCH, os.environ[SWITCH])
+        return
+    version = _check_vllm()
+
+    from vllm_drafter.patches import registry
+
+    report = registry.apply(version=version)
+    fields = {
+        "vllm_version": version,
+        "plugin_version": vllm_drafter.__version__,
+        "route": "patch",
+        "patched": [item.detail for item in report if item.state == "applied"],
+        "pending": [item.target for item in report if item.state == "pending"],
+    }
+    _stamp(settings, role, fields)
+    # A forked process inherits the patches and never gets here; vLLM forks where it can.
+    multiprocessing.util.register_after_fork(
+        registry, lambda _registry: _stamp_forked(settings, fields)
+    )
+    _started = True
+
+
+def _check_vllm() -> str:
+    """The version of the installed vLLM, if all that we rely on is as expected."""
+    from drafter_compat.check import check_live, check_surface
+    from drafter_compat.surface import load_builtin_surface
+    from drafter_compat.versions import installed_vllm
+
+    from vllm_drafter.proposer import proposer_class
+
+    vllm = installed_vllm()
+    surface = load_builtin_surface("vllm_drafter")
+    report = check_surface(surface, version=vllm.version, root=vllm.root)
+    report += check_live(surface, version=vllm.version)
+    report.raise_for_mismatch(turn_off=f"set {SWITCH}=0, or pip uninstall vllm-drafter")
+    proposer_class(vllm.version)
+    return vllm.version
+
+
+def _stamp(settings: Settings, role: Role, fields: dict[str, Any]) -> None:
+    logger.info(
+        "vllm-drafter %s registered: pid %d, %s, vLLM %s; patched %s; pending %s",
+        fields["plugin_version"],
+        os.getpid(),
+        role,
+        fields["vllm_version"],
+        ", ".join(fields["patched"]) or "nothing yet",
+        ", ".join(fields["pending"]) or "nothing",
+    )
+    append_stamp(settings.stamps, "registered", role, **fields)
+
+
+def _stamp_forked(settings: Settings, fields: dict[str, Any]) -> None:
+    role = current_role()
+    if role.name != "unknown":
+        _stamp(settings, role, {**fields, "forked": True})
