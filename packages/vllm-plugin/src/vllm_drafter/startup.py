@@ -54,7 +54,6 @@ def _check_vllm() -> str:
     from drafter_compat.check import check_live, check_surface
     from drafter_compat.surface import load_builtin_surface
     from drafter_compat.versions import installed_vllm
-
     from vllm_drafter.proposer import proposer_class
 
     vllm = installed_vllm()
