@@ -93,14 +93,16 @@ def scan(
     return _reading_again(run)
 
 
-def infer(plugin: SourceTree, release: SourceTree | None = None) -> Surface:
+def infer(
+    plugin: SourceTree, release: SourceTree | None = None, *, package: str = "vllm"
+) -> Surface:
     """Write the surface of a plugin from its source; with a release of the package, exactly.
 
     Raises SourceError where nothing of the package is used.
     """
     from vllm_drift.infer import infer_surface
 
-    surface = infer_surface(plugin, release)
+    surface = infer_surface(plugin, release, package=package)
     if not surface.symbols:
         raise SourceError(
             f"{plugin.package} uses nothing of {surface.package} that the scanner can see in its "
@@ -132,7 +134,7 @@ def check(
             declared = surface
             if declared is None:
                 assert plugin is not None
-                declared = infer(plugin, older.open())
+                declared = infer(plugin, older.open(), package=sources.package)
                 notes = (
                     f"the surface ({len(declared)} symbols) was inferred from the source of "
                     f"{plugin.package} {plugin.label}",
@@ -260,7 +262,7 @@ def watch(sources: Sources, ledger_file: Path | None) -> tuple[Watched, Candidat
         except (ValueError, KeyError, TypeError) as e:
             raise SourceError(
                 f"{ledger_file} is not a ledger in JSON ({e!r}); write one with "
-                f"'vllm-drift ledger --format json --output {ledger_file}'"
+                f"'vllm-drift ledger --write json={ledger_file}'"
             ) from e
     (candidate,) = sources.expand(["latest"])
     return Watched(candidate.label, candidate.label in known), candidate

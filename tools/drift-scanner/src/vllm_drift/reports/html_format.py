@@ -137,7 +137,7 @@ def render(report: Report, style: Style) -> str:
         *_preexisting(report),
         *[f'<p class="sub">{escape(note)}</p>' for note in report.notes],
         '<div id="evidence">',
-        *_evidence(matrix),
+        *_evidence(matrix, style),
         "</div>",
         '<aside id="panel" hidden aria-live="polite"><button type="button">close</button>'
         "<div></div></aside>",
@@ -194,22 +194,24 @@ def _cell(cell: Cell, anchor: str, name: str) -> str:
     return f'<td class="{cell.state.value}"><a href="#{anchor}" title="{title}">{sign}</a></td>'
 
 
-def _evidence(matrix: Matrix) -> list[str]:
+def _evidence(matrix: Matrix, style: Style) -> list[str]:
     parts = []
     for number, row in enumerate(matrix.rows):
         for column, (cell, release) in enumerate(zip(row.cells, matrix.releases, strict=True)):
             if cell.findings:
-                parts.append(_section(row, cell, release.label, _anchor(number, column)))
+                parts.append(_section(row, cell, release.label, _anchor(number, column), style))
     return parts
 
 
-def _section(row: Row, cell: Cell, label: str, anchor: str) -> str:
+def _section(row: Row, cell: Cell, label: str, anchor: str, style: Style) -> str:
     sign, meaning = _SIGNS[cell.state]
     findings = [f for f in cell.findings if f.verdict is not Verdict.UNCHANGED]
     shown = by_weight(findings or list(cell.findings))
+    why = style.why.get(row.symbol, "")
     return (
         f'<section class="evidence" id="{anchor}"><h3><code>{escape(row.symbol)}</code> in '
         f'{escape(label)}</h3><span class="tag {cell.state.value}">{sign} {escape(meaning)}</span>'
+        f'<span class="where">{escape(why)}</span>'
         f"{''.join(_finding(f) for f in shown)}</section>"
     )
 

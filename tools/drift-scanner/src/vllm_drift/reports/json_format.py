@@ -20,10 +20,10 @@ SCHEMA = 1
 
 def render(report: Report, style: Style) -> str:
     """Return the report as JSON."""
-    return json.dumps(document(report, style.everything), indent=2) + "\n"
+    return json.dumps(document(report, style), indent=2) + "\n"
 
 
-def document(report: Report, everything: bool = False) -> dict[str, Any]:
+def document(report: Report, style: Style) -> dict[str, Any]:
     """Return the report as values that JSON has."""
     result: dict[str, Any] = {
         "schema": SCHEMA,
@@ -41,23 +41,23 @@ def document(report: Report, everything: bool = False) -> dict[str, Any]:
             }
             for r in report.releases
         ],
-        "findings": [_finding(f) for f in shown(report, everything)],
+        "findings": [_finding(f, style) for f in shown(report, style.everything)],
         "preexisting": [
-            _finding(f) for f in report.preexisting if f.verdict is not Verdict.UNCHANGED
+            _finding(f, style) for f in report.preexisting if f.verdict is not Verdict.UNCHANGED
         ],
         "summary": _summary(report),
         "notes": list(report.notes),
     }
     if report.command == "ledger":
-        result["changes"] = [_finding(f) for f in report.changes]
+        result["changes"] = [_finding(f, style) for f in report.changes]
         result["outside"] = [
-            _finding(f) for f in report.outside if f.verdict is not Verdict.UNCHANGED
+            _finding(f, style) for f in report.outside if f.verdict is not Verdict.UNCHANGED
         ]
         result["matrix"] = _matrix(report)
     return result
 
 
-def _finding(f: Finding) -> dict[str, Any]:
+def _finding(f: Finding, style: Style) -> dict[str, Any]:
     return {
         "symbol": f.symbol,
         "kind": f.kind,
@@ -70,6 +70,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "release": f.release,
         "compared_with": f.compared_with or None,
         "target": f.target or None,
+        "why": style.why.get(f.symbol),
         "detail": f.detail or None,
     }
 
@@ -82,7 +83,6 @@ def _summary(report: Report) -> dict[str, Any]:
     severities = Counter(f.severity for f in report.current if f.verdict is not Verdict.UNCHANGED)
     return {
         "drift": bool(report.drift),
-        "exit_code": report.exit_code,
         "symbols": len({f.symbol for f in report.current}),
         "drifted": len({f.symbol for f in report.drift}),
         "verdicts": report.verdict_counts(),

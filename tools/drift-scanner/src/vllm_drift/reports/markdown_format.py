@@ -42,12 +42,12 @@ def render(report: Report, style: Style) -> str:
         older = sorted({f.compared_with for f in of_release if f.compared_with})
         name = f"{report.package} {' '.join(older)} → {label}" if older else label
         parts.append(f"### {name}")
-        parts.append(_table(of_release))
+        parts.append(_table(of_release, style))
         parts += _details(of_release)
     preexisting = [f for f in report.preexisting if f.verdict is not Verdict.UNCHANGED]
     if preexisting:
         parts.append("### Preexisting: wrong before, and still")
-        parts.append(_table(by_weight(preexisting)))
+        parts.append(_table(by_weight(preexisting), style))
     notes = (*report.notes, *(n for r in report.releases for n in r.notes))
     parts += [f"> {note}" for note in notes]
     text = "\n\n".join(parts) + "\n"
@@ -56,7 +56,7 @@ def render(report: Report, style: Style) -> str:
     return text
 
 
-def _table(findings: Sequence[Finding]) -> str:
+def _table(findings: Sequence[Finding], style: Style) -> str:
     rows = [
         "| | symbol | verdict | what | where | since |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -66,12 +66,17 @@ def _table(findings: Sequence[Finding]) -> str:
             _SIGNS[f.severity],
             f"`{f.symbol}`<br>{f.kind}",
             f"**{f.verdict.value}**",
-            _cell(f.message),
+            _cell(f.message) + _why(f, style),
             f"`{place(f)}`" if place(f) else "",
             f.first_seen or "",
         )
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
+
+
+def _why(f: Finding, style: Style) -> str:
+    why = style.why.get(f.symbol)
+    return f"<br><sub>why: {_cell(why)}</sub>" if why else ""
 
 
 def _details(findings: Sequence[Finding]) -> list[str]:

@@ -18,6 +18,8 @@ class Style:
     """Where each symbol stands in the reader's own repository: a line of the manifest or of the
     plugin. A code host shows what is said about a symbol there.
     """
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Why the plugin relies on each symbol, as its surface says it."""
     color: bool = False
     width: int | None = None
     everything: bool = False

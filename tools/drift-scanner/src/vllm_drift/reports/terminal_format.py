@@ -58,17 +58,17 @@ def _parts(report: Report, style: Style) -> list[RenderableType]:
         title = f"{report.package} {label}"
         if older:
             title = f"{report.package} {' '.join(sorted(older))} -> {label}"
-        parts.append(_table(title, of_release))
+        parts.append(_table(title, of_release, style))
     preexisting = [f for f in report.preexisting if f.verdict is not Verdict.UNCHANGED]
     if preexisting:
-        parts.append(_table("preexisting: wrong before, and still", by_weight(preexisting)))
+        parts.append(_table("preexisting: wrong before, and still", by_weight(preexisting), style))
     for note in (*report.notes, *(n for r in report.releases for n in r.notes)):
         parts.append(Text(f"note: {note}", style="dim"))
     parts.append(_last_line(report))
     return parts
 
 
-def _table(title: str, findings: list[Finding]) -> RenderableType:
+def _table(title: str, findings: list[Finding], style: Style) -> RenderableType:
     table = Table(
         title=title,
         title_justify="left",
@@ -89,6 +89,9 @@ def _table(title: str, findings: list[Finding]) -> RenderableType:
         if f.first_seen and f.first_seen != f.release:
             told.append(f"  (since {f.first_seen})", style="dim")
         evidence: RenderableType = told
+        why = style.why.get(f.symbol)
+        if why:
+            told.append(f"\nwhy: {why}", style="dim")
         if f.detail:
             diff = Syntax(_shortened(f.detail), "diff", background_color="default", word_wrap=True)
             evidence = Group(told, Padding(diff, (0, 0, 0, 2)))
