@@ -1,0 +1,171 @@
+"""The sessions of vllm-drafter: `nox -l` lists them, `nox` runs the default ones.
+
+    nox               lint, types, unit and isolation: minutes, no vLLM needed
+    nox -s demo       the main job: real vLLM with and without our drafter, every token compared
+    nox -s engine     the tests on the real engine
+
+`pins.toml` says which releases of vLLM there are sessions for. What follows `--` goes to the
+program that a session runs: `nox -s unit -- -k evict`, `nox -s demo -- --rounds 1`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+import nox.project
+
+nox.needs_version = ">=2024.4.15"
+nox.options.sessions = ["lint", "types", "unit", "isolation"]
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from vllm_env import Environment, EnvironmentUnavailable, Pin, read_pins  # noqa: E402
+
+PIN_TABLE = nox.project.load_toml(str(ROOT / "pins.toml"))
+PINS = read_pins(PIN_TABLE)
+DEFAULT_PIN = PINS[PIN_TABLE["defaults"]["engine"]]
+
+# In the order in which they depend on each other.
+PLUGIN = ("packages/drafter-core", "packages/compat", "packages/vllm-plugin")
+PACKAGES = (*PLUGIN, "tools/drift-scanner")
+TEST_TOOLS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100")
+
+MODELS = "build/models"
+WHEELS = ROOT / "build" / "wheels"
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and common mistakes: ruff check and ruff format."""
+    session.install("ruff>=0.9")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types: mypy, strict, on every package."""
+    session.install("mypy>=1.14", *_editable())
+    session.run("mypy", *[f"{package}/src" for package in PACKAGES])
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """Unit and property tests of every package, on the Python that runs nox."""
+    _unit_tests(session)
+
+
+@nox.session(name="unit-pythons", python=["3.10", "3.11", "3.12", "3.13"])
+def unit_pythons(session: nox.Session) -> None:
+    """The unit tests on each supported Python that is installed; the others are skipped."""
+    _unit_tests(session)
+
+
+@nox.session
+def isolation(session: nox.Session) -> None:
+    """drafter-core alone: its wheel passes its tests where neither torch nor vLLM can be had."""
+    wheel = _wheels(session, "python", ["packages/drafter-core"])
+    session.install("--force-reinstall", "--no-deps", *wheel)
+    session.install(*wheel, *TEST_TOOLS)
+    for name in ("torch", "vllm", "vllm_drafter", "drafter_compat"):
+        found = f"import importlib.util as u, sys; sys.exit(u.find_spec({name!r}) is not None)"
+        session.run("python", "-c", found, silent=True)
+    # Away from the sources, so that the tests meet nothing but the installed wheel.
+    tests = Path(session.create_tmp()) / "tests"
+    shutil.rmtree(tests, ignore_errors=True)
+    shutil.copytree(ROOT / "packages/drafter-core/tests", tests)
+    config = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tests.parent))
+    with session.chdir(tests.parent):
+        session.run("pytest", *config, str(tests), *session.posargs)
+
+
+@nox.session(python=False)
+def demo(session: nox.Session) -> None:
+    """The main job: real vLLM without speculation and with our drafter, every token compared."""
+    python = _vllm_with_our_wheels(session, DEFAULT_PIN)
+    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
+    session.run(python, "tools/demo/run.py", *session.posargs, external=True)
+
+
+def _engine_session(name: str, pin: Pin) -> None:
+    @nox.session(name=name, python=False)
+    def engine(session: nox.Session) -> None:
+        python = _vllm_with_our_wheels(session, pin)
+        session.run(python, "tools/demo/make_model.py", MODELS, external=True)
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+        # `python -m pytest` would put the repository itself on the path.
+        pytest = str(Path(python).with_name("pytest"))
+        session.run(pytest, "tests/engine", *session.posargs, env=environment, external=True)
+
+    engine.__doc__ = f"The tests on the real engine: vLLM {pin.vllm} on the CPU, our built wheels."
+
+
+_engine_session("engine", DEFAULT_PIN)
+for _pin in PINS.values():
+    if _pin.level == "engine":
+        _engine_session(f"engine(vllm='{_pin.vllm}')", _pin)
+
+
+def _editable(packages: tuple[str, ...] = PACKAGES) -> list[str]:
+    return [word for package in packages for word in ("-e", package)]
+
+
+def _unit_tests(session: nox.Session) -> None:
+    session.install(*TEST_TOOLS, *_editable())
+    tests = [f"{package}/tests" for package in PACKAGES]
+    session.run("pytest", *tests, *session.posargs)
+
+
+def _vllm_with_our_wheels(session: nox.Session, pin: Pin) -> str:
+    """Return the interpreter of an environment with real vLLM and our packages as built wheels."""
+    environment = Environment(pin)
+    try:
+        python = str(environment.ensure())
+    except EnvironmentUnavailable as error:
+        session.error(str(error))
+    wheels = _wheels(session, python, list(PLUGIN))
+    installed = environment.path / "our-wheels.txt"
+    wanted = _digest(WHEELS / wheel for wheel in wheels)
+    if not installed.exists() or installed.read_text() != wanted:
+        installed.unlink(missing_ok=True)
+        pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        session.run(*pip, "--force-reinstall", "--no-deps", *wheels, external=True)
+        session.run(*pip, *wheels, external=True)
+        installed.write_text(wanted)
+    return python
+
+
+def _wheels(session: nox.Session, python: str, packages: list[str]) -> list[str]:
+    """Build the wheels of some packages, unless their sources are as they were, and return them."""
+    wheels = []
+    for package in packages:
+        folder = WHEELS / Path(package).name
+        sources = _digest(path for path in (ROOT / package).rglob("*") if _is_source(path))
+        stamp = folder / "sources.txt"
+        if not stamp.exists() or stamp.read_text() != sources:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            pip = (python, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check")
+            session.run(*pip, "--no-deps", "-w", str(folder), package, external=True)
+            stamp.write_text(sources)
+        wheels += [str(wheel) for wheel in folder.glob("*.whl")]
+    return wheels
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts and "tests" not in path.parts
+
+
+def _digest(paths: object) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):  # type: ignore[call-overload]
+        digest.update(os.fsencode(path.name) + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
