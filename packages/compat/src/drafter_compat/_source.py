@@ -158,14 +158,16 @@ class ModuleSource:
         return None if above is None else (above, end)
 
     def _is_inside_another(self, head: re.Match[str], level: int, start: int) -> bool:
-        """Whether what stands at `head` belongs to a function or class between it and `level`."""
-        if _is_next_level(level, head.group(1)):
+        """Whether what stands at `head` belongs to a function or class that is itself at `level` +
+        1.
+
+        Told for modules and for classes at column 0; elsewhere the answer is no, and the caller
+        parses.
+        """
+        if level > 0 or _is_next_level(level, head.group(1)):
             return False
-        outer = re.compile(r"^(?:    |\t)(?![ \t\n#)\]}])" if level == 0 else r"^(?![ \t\n#)\]}])")
-        if level > 0:
-            return False
-        lines = self.text[start : head.start()].splitlines()
-        for line in reversed(lines):
+        outer = re.compile(r"^(?:    |\t)(?![ \t#)\]}])\S" if level == 0 else r"^(?![#)\]}])\S")
+        for line in reversed(self.text[start : head.start()].splitlines()):
             if outer.match(line):
                 return re.match(r"\s*(?:async[ \t]+def|def|class)[ \t]", line) is not None
         return False

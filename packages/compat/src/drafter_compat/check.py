@@ -156,10 +156,19 @@ def _rebuild_mismatch(report: Report, turn_off: str) -> SurfaceMismatch:
 class _Wrong(Exception):
     """Raised by a checker: the symbol is not as expected."""
 
+    absent = False
+    """Whether it is not there at all, which a plugin may cope with."""
+
     def __init__(self, found: str, location: str | None = None) -> None:
         super().__init__(found)
         self.found = found
         self.location = location
+
+
+class _Absent(_Wrong):
+    """Raised by a checker: the symbol is not there."""
+
+    absent = True
 
 
 # --- the source below a directory -----------------------------------------------------------
@@ -233,6 +242,9 @@ def _check(symbol: Symbol, surface: Surface, tree: SourceTree) -> Result:
     try:
         found, location = checker(symbol, tree)
     except _Wrong as wrong:
+        if symbol.optional and wrong.absent:
+            found = f"{wrong.found}; {surface.plugin} copes without it"
+            return replace(result, found=found, location=wrong.location)
         return replace(result, status=MISMATCH, found=wrong.found, location=wrong.location)
     return replace(result, found=found, location=location)
 
@@ -246,14 +258,14 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def _module(tree: SourceTree, name: str) -> ModuleSource:
     source = tree.module(name)
     if source is None:
-        raise _Wrong(f"there is no module {name}")
+        raise _Absent(f"there is no module {name}")
     return source
 
 
 def _function(tree: SourceTree, source: ModuleSource, name: str) -> _Function:
     node = source.definition(name)
     if node is None:
-        raise _Wrong(f"{source.name} defines no {name}", tree.location(source))
+        raise _Absent(f"{source.name} defines no {name}", tree.location(source))
     if isinstance(node, ast.ClassDef):
         raise _Wrong(f"{name} is a class", tree.location(source, node.lineno))
     return node
@@ -262,7 +274,7 @@ def _function(tree: SourceTree, source: ModuleSource, name: str) -> _Function:
 def _class(tree: SourceTree, source: ModuleSource, name: str) -> ast.ClassDef:
     node = source.definition(name)
     if node is None:
-        raise _Wrong(f"{source.name} defines no {name}", tree.location(source))
+        raise _Absent(f"{source.name} defines no {name}", tree.location(source))
     if not isinstance(node, ast.ClassDef):
         raise _Wrong(f"{name} is a function", tree.location(source, node.lineno))
     return node
@@ -286,7 +298,7 @@ def _check_from_import(symbol: FromImport, tree: SourceTree) -> Found:
     source = _module(tree, symbol.module)
     origin = _module(tree, symbol.source)
     if origin.definition(symbol.name) is None and not origin.assignments(symbol.name):
-        raise _Wrong(f"{symbol.source} defines no {symbol.name}", tree.location(origin))
+        raise _Absent(f"{symbol.source} defines no {symbol.name}", tree.location(origin))
     functions = [_function(tree, source, name) for name in symbol.read_in]
     local = [source.local_bindings(function, symbol.name) for function in functions]
     lineno = None
@@ -561,8 +573,12 @@ def _check_class(symbol: ClassShape, tree: SourceTree) -> Found:
 def _check_constant(symbol: Constant, tree: SourceTree) -> Found:
     source = _module(tree, symbol.module)
     values = source.assignments(symbol.name)
+    named_only = not symbol.contains and symbol.value is None
+    # Where only the name is asked for, it may come from an import or be a function as well.
+    if named_only and (source.definition(symbol.name) or source.module_level_bindings(symbol.name)):
+        return "as expected", tree.location(source)
     if not values:
-        raise _Wrong(f"{symbol.name} is not assigned in {source.name}", tree.location(source))
+        raise _Absent(f"{symbol.name} is not assigned in {source.name}", tree.location(source))
     location = tree.location(source, values[-1].lineno)
     if symbol.value is not None:
         if any(isinstance(v, ast.Constant) and v.value == symbol.value for v in values):
@@ -595,7 +611,7 @@ def _check_entry_point_group(symbol: EntryPointGroup, tree: SourceTree) -> Found
     source = _module(tree, symbol.module)
     values = source.assignments(symbol.name)
     if not values:
-        raise _Wrong(f"{symbol.name} is not assigned in {source.name}", tree.location(source))
+        raise _Absent(f"{symbol.name} is not assigned in {source.name}", tree.location(source))
     location = tree.location(source, values[-1].lineno)
     if not any(isinstance(v, ast.Constant) and v.value == symbol.group for v in values):
         raise _Wrong(ast.unparse(values[-1]), location)
@@ -723,6 +739,8 @@ def _expect_constant(symbol: Constant) -> str:
     place = f"{symbol.module}.{symbol.name}"
     if symbol.value is not None:
         return f"{place} = {symbol.value!r}"
+    if not symbol.contains:
+        return f"{place} is there"
     return f"{place} contains {', '.join(map(repr, symbol.contains))}"
 
 

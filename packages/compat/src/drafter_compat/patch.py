@@ -358,8 +358,10 @@ class AppliedPatch:
         for owner, name, layer in reversed(self.layers):
             if _layers.remove_layer(owner, name, layer) is not MISSING:
                 foreign.append(_place(owner, name))
-            elif isinstance(owner, ModuleType) and self.patch.spec.rebind:
-                _give_back(self.patch, layer.value, vars(owner).get(name, MISSING))
+        if self.patch.spec.rebind:
+            for owner, name, layer in self.layers:
+                if isinstance(owner, ModuleType):
+                    _give_back(self.patch, layer.value, vars(owner).get(name, MISSING))
         return foreign
 
 
