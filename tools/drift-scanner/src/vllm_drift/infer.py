@@ -17,7 +17,7 @@ import configparser
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -90,7 +90,7 @@ def infer_surface(
         plugin=_distribution(plugin),
         package=package,
         versions=_claimed(plugin, package),
-        symbols=tuple([*symbols.build(), *_entry_points(plugin, package, known)]),
+        symbols=(*symbols.build(), *_entry_points(plugin, package, known)),
         source=f"inferred from {plugin.label}",
     )
 
@@ -125,8 +125,14 @@ class _Symbols:
         self.release = release
         self.gathered: dict[tuple[str, str, str], _Gathered] = {}
         self.by_ref: dict[Ref, list[Use]] = {}
+        self.spelled: dict[Definition, Ref] = {}
+        """How the plugin's imports spell a class, for a member that was found by the release."""
         for use in uses.uses:
             self.by_ref.setdefault(use.ref, []).append(use)
+            if use.how == "import" and "." not in use.ref.name:
+                found = plugin.definition(use.ref)
+                if found is not None and found.kind == "class":
+                    self.spelled.setdefault(found, use.ref)
 
     def build(self) -> Iterator[Symbol]:
         for use in self.uses.uses:
@@ -135,9 +141,14 @@ class _Symbols:
             self._place(use)
         self._modules()
         for group in self.gathered.values():
-            yield self._symbol(group)
-            if group.kind in ("function", "constant"):
-                yield from self._rebound(group)
+            rebound = self._rebound(group)
+            if rebound is None:
+                yield self._symbol(group)
+                continue
+            # The function itself is judged where it is defined, once.
+            if not self._patched_at(rebound.source, group.name):
+                yield self._symbol(group)
+            yield rebound
         yield from self._anchors()
 
     def _gather(self, kind: str, module: str, name: str) -> _Gathered:
@@ -153,6 +164,7 @@ class _Symbols:
         if self.release is not None and found is None:
             self._place_missing(use)
             return
+        use = self._as_spelled(use)
         kind = found.kind if found is not None else self._guess(use.ref)
         if kind == "module" or not kind:
             return
@@ -166,6 +178,13 @@ class _Symbols:
         else:
             self._gather(kind, use.ref.module, use.ref.name).uses.append(use)
 
+    def _as_spelled(self, use: Use) -> Use:
+        """The use with the owner of its member named as the plugin imports it."""
+        owner, _, member = use.ref.name.rpartition(".")
+        found = self.plugin.definition(Ref(use.ref.module, owner)) if owner else None
+        spelled = self.spelled.get(found) if found is not None else None
+        return use if spelled is None else replace(use, ref=spelled.child(member))
+
     def _is_attribute(self, use: Use, found: Definition | None, kind: str) -> bool:
         """Whether a member of a class is something to read, not to call."""
         if kind == "constant":
@@ -176,7 +195,9 @@ class _Symbols:
         """The release does not have it: the plugin's own addition, or already wrong there."""
         ref = use.ref
         owner, _, member = ref.name.rpartition(".")
-        if use.how in ("patch", "override", "member", "call") or ref in self.uses.written:
+        if use.how in ("patch", "override", "member", "call"):
+            return
+        if use.how != "import" and ref in self.uses.written:
             return
         if not owner:
             if use.how == "import" or not use.optional:
@@ -286,7 +307,8 @@ class _Symbols:
         )
 
     def _replaced(self, group: _Gathered) -> Symbol:
-        source, readers = group.module, ()
+        source = group.module
+        readers: tuple[str, ...] = ()
         if self.release is not None:
             imported = self.release.imported_from(group.module, group.name)
             source = imported[0] if imported is not None else group.module
@@ -305,15 +327,17 @@ class _Symbols:
             provides=() if info is None or inherits else tuple(self._members(info).items()),
         )
 
-    def _rebound(self, group: _Gathered) -> Iterator[Symbol]:
+    def _rebound(self, group: _Gathered) -> FromImport | None:
         """Where the rebound name is from-imported: that the module still reads it there."""
         patched = [u for u in group.uses if u.how == "patch"]
         if not patched or "." in group.name or self.release is None:
-            return
+            return None
+        if group.kind not in ("function", "constant"):
+            return None
         imported = self.release.imported_from(group.module, group.name)
         if imported is None:
-            return
-        yield FromImport(
+            return None
+        return FromImport(
             id=f"{group.module}:{group.name} from-import",
             module=group.module,
             name=group.name,
@@ -321,6 +345,10 @@ class _Symbols:
             read_in=tuple(self.release.readers(group.module, group.name)),
             why=_why(patched),
         )
+
+    def _patched_at(self, module: str, name: str) -> bool:
+        found = self.gathered.get(("function", module, name))
+        return found is not None and any(u.how == "patch" for u in found.uses)
 
     def _anchors(self) -> Iterator[Symbol]:
         seen: dict[tuple[Ref, str], list[Use]] = {}
@@ -359,8 +387,9 @@ class _Symbols:
             members[name] = ""
         for name, bindings in info.scope.bindings.items():
             node = bindings[-1].node
-            plain = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            members[name] = signature_text(node) if plain and not _is_property(node) else ""
+            members[name] = ""
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_property(node):
+                members[name] = signature_text(node)
         return members
 
 
@@ -370,10 +399,12 @@ def _is_property(node: ast.AST | None) -> bool:
 
 
 def _calls(uses: Iterable[Use]) -> tuple[str, ...]:
-    """The shapes of the calls that the plugin always makes, without those it asks about first."""
-    return tuple(
-        dict.fromkeys(u.text for u in uses if u.how == "call" and not u.optional and u.text)
-    )
+    """One call of each shape that the plugin makes without asking first what there is."""
+    shapes: dict[str, str] = {}
+    for use in uses:
+        if use.how == "call" and not use.optional and use.text:
+            shapes.setdefault(use.shape, use.text)
+    return tuple(shapes.values())
 
 
 def _local_place(local: Local) -> str | None:

@@ -12,7 +12,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Union
 
 from vllm_drift.infer_release import Definition, Release, annotation_names
 from vllm_drift.infer_values import (
@@ -33,7 +32,7 @@ from vllm_drift.tree import SourceTree
 
 __all__ = ["Plugin", "Scope", "dotted_text"]
 
-FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Values = tuple[Value, ...]
 _DEPTH = 24
 _MANY = 12
@@ -148,7 +147,7 @@ class Plugin:
         self.scopes: dict[ast.AST, Scope] = {}
         self.classes: dict[ast.AST, PluginClass] = {}
         self.receivers: dict[ast.AST, list[Value]] = {}
-        """Of what the first parameter of a function is, where it becomes a method of the package."""
+        """What the first parameter of a function is, where it becomes a method of the package."""
         self.imported_modules: set[str] = {package}
         self._calls: dict[str, list[CallSite]] = {}
         self._memo: dict[tuple[int, int], Values] = {}
@@ -158,7 +157,8 @@ class Plugin:
         """How often a cycle was cut short: a value found meanwhile is not remembered."""
         self._overrides: dict[tuple[ast.AST, str], Values] = {}
         for dotted in tree.modules():
-            self._read(dotted)
+            if not _is_test(dotted):
+                self._read(dotted)
         for info in self.classes.values():
             self._read_bases(info)
         self.forget()
@@ -242,7 +242,12 @@ class Plugin:
         dotted = text.replace(":", ".").strip()
         if not self.ours(dotted) or not re.fullmatch(r"[\w.]+", dotted):
             return None
-        return self.normal(Ref(dotted))
+        if self.release is not None:
+            return Ref(*self.release.split(dotted))
+        if ":" in text:
+            return Ref(*text.strip().split(":", 1))
+        head, _, last = dotted.rpartition(".")
+        return Ref(head, last) if re.match(r"_?[A-Z]", last) else Ref(dotted)
 
     def normal(self, ref: Ref) -> Ref:
         """The same name, split at the longest module that is known."""
@@ -406,7 +411,9 @@ class Plugin:
         if binding.how == "element":
             return self._element(binding.expression, scope, depth)
         if binding.how == "annotated":
-            return self.annotated(binding.expression, scope) or (UNKNOWN,)
+            told = self.annotated(binding.expression, scope)
+            # An annotation that tells nothing (`Callable | None`) leaves the word to assignments.
+            return told or (() if binding.index else (UNKNOWN,))
         if binding.how == "import":
             return self._imported(binding.node, name)
         if binding.how == "from":
@@ -923,7 +930,8 @@ class _Reader:
             if self.scope.kind == "class" and node.value is None:
                 self.bind(node.target.id, "annotated", node.annotation)
             elif annotation_names(node.annotation):
-                self.bind(node.target.id, "annotated", node.annotation)
+                others = int(node.value is not None)
+                self.bind(node.target.id, "annotated", node.annotation, index=others)
                 if node.value is not None:
                     self.bind(node.target.id, "value", node.value)
             else:
@@ -970,6 +978,16 @@ class _Reader:
         for part in (*node.decorator_list, *node.bases, *node.keywords):
             self.visit(part)
         inner.body(node.body)
+
+
+def _is_test(dotted: str) -> bool:
+    """Whether a module is of the plugin's own tests, which a user never runs."""
+    parts = dotted.split(".")
+    return (
+        bool({"test", "tests"} & set(parts[:-1]))
+        or parts[-1].startswith("test_")
+        or parts[-1] in ("conftest", "tests")
+    )
 
 
 def dotted_text(expression: ast.AST | None) -> str | None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Union
 
 from vllm_drift.tree import SourceTree
 
 __all__ = ["ClassDefinition", "Definition", "Release", "annotation_names"]
 
-FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _MAX_DEPTH = 12
 
 

@@ -23,6 +23,7 @@ from vllm_drift.infer_values import (
     Super,
     Unknown,
     Value,
+    call_shape,
     call_text,
     signature_text,
 )
@@ -83,10 +84,10 @@ class Use:
     ref: Ref
     place: Place
     text: str = ""
+    shape: str = ""
+    """Equal for calls that pass the same parameters."""
     optional: bool = False
     """The plugin catches its absence, or asks first."""
-    bound: bool = False
-    """A call of a method through an object or class: `text` has no receiver."""
     replacement: Local | None = None
     """What a patch or an override puts there, where it is a function or class of the plugin."""
 
@@ -224,8 +225,8 @@ class _Walker:
         node: ast.AST,
         *,
         text: str = "",
+        shape: str = "",
         optional: bool | None = None,
-        bound: bool = False,
         replacement: Local | None = None,
     ) -> None:
         use = Use(
@@ -233,8 +234,8 @@ class _Walker:
             self.plugin.normal(ref),
             self.place(node),
             text,
+            shape,
             self.optional if optional is None else optional,
-            bound,
             replacement,
         )
         self.uses.uses.append(use)
@@ -454,30 +455,27 @@ class _Everything(_Walker):
         if name in ("getattr", "hasattr") and len(call.args) >= 2:
             self._asked(call, name)
         self._anchors(call)
-        text = call_text(call)
-        # One target only: where a name can be several things, which arguments go where is open.
         called = self.plugin.evaluate(call.func, self.scope)
         targets = [v for v in called if isinstance(v, (Ref, Bound))]
         if not targets or any(isinstance(v, Unknown) for v in called):
             return
-        optional = True if len(targets) > 1 or len(called) > 1 else None
+        # Where a name can be several things, which arguments go where is open.
+        optional = True if len(called) > 1 else None
         for target in targets:
             ref = self.plugin.normal(target.ref if isinstance(target, Bound) else target)
             if ref.name:
-                bound, text = self._shape(call, ref, target)
-                self.add("call", ref, call, text=text, bound=bound, optional=optional)
+                skip = self._passes_receiver(call, ref, target)
+                text = call_text(call, skip_first=skip)
+                shape = call_shape(call, skip_first=skip)
+                self.add("call", ref, call, text=text, shape=shape, optional=optional)
 
-    def _shape(self, call: ast.Call, ref: Ref, target: Value) -> tuple[bool, str]:
-        """The arguments without the receiver, and whether there was one."""
-        if isinstance(target, Bound):
-            return True, call_text(call)
-        if not self._is_method(ref) or self.plugin.is_class(ref):
-            return False, call_text(call)
+    def _passes_receiver(self, call: ast.Call, ref: Ref, target: Value) -> bool:
+        """Whether the first argument is the object: `Class.method(self, x)`."""
+        if isinstance(target, Bound) or not self._is_method(ref) or self.plugin.is_class(ref):
+            return False
         if self._bound_to_class(call, ref):
-            return True, call_text(call)
-        if call.args and not isinstance(call.args[0], ast.Starred):
-            return True, call_text(call, skip_first=True)
-        return True, "(*args, **kwargs)"
+            return False
+        return bool(call.args) and not isinstance(call.args[0], ast.Starred)
 
     def _is_method(self, ref: Ref) -> bool:
         owner, _, _ = ref.name.rpartition(".")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from typing import Union
 
 __all__ = [
     "UNKNOWN",
@@ -23,6 +22,7 @@ __all__ = [
     "Super",
     "Unknown",
     "Value",
+    "call_shape",
     "call_text",
     "signature_text",
 ]
@@ -113,9 +113,18 @@ class Constant:
     text: str
 
 
-Value = Union[
-    Unknown, Ref, Instance, Bound, Local, LocalInstance, Super, PluginModule, SourceText, Constant
-]
+Value = (
+    Unknown
+    | Ref
+    | Instance
+    | Bound
+    | Local
+    | LocalInstance
+    | Super
+    | PluginModule
+    | SourceText
+    | Constant
+)
 
 _LONG = 48
 
@@ -131,6 +140,15 @@ def call_text(call: ast.Call, *, skip_first: bool = False) -> str:
         text = _short(keyword.value)
         parts.append(f"**{text}" if keyword.arg is None else f"{keyword.arg}={text}")
     return f"({', '.join(parts)})"
+
+
+def call_shape(call: ast.Call, *, skip_first: bool = False) -> str:
+    """What two calls have in common that pass the same parameters: `2,*,scale,**`."""
+    positional = call.args[1:] if skip_first else call.args
+    plain = sum(not isinstance(a, ast.Starred) for a in positional)
+    names = sorted(k.arg for k in call.keywords if k.arg is not None)
+    stars = ["*"] * (plain < len(positional)) + ["**"] * any(k.arg is None for k in call.keywords)
+    return ",".join([str(plain), *names, *stars])
 
 
 def _short(expression: ast.expr) -> str:
