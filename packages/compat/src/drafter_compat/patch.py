@@ -26,7 +26,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
@@ -84,14 +84,16 @@ class TargetName:
 
     module: str
     qualname: str = ""
+    given: type | ModuleType | None = field(default=None, compare=False, repr=False)
+    """The class or module itself, where the patch names it so."""
 
     @classmethod
     def of(cls, target: object) -> TargetName:
         """From a class, a module, or `"module"` or `"module:Class"`."""
         if isinstance(target, type):
-            return cls(target.__module__, target.__qualname__)
+            return cls(target.__module__, target.__qualname__, target)
         if isinstance(target, ModuleType):
-            return cls(target.__name__)
+            return cls(target.__name__, given=target)
         if isinstance(target, str):
             module, _, qualname = target.partition(":")
             if all(part.isidentifier() for part in (*module.split("."), *qualname.split("."))) or (
@@ -105,8 +107,11 @@ class TargetName:
     def __str__(self) -> str:
         return f"{self.module}:{self.qualname}" if self.qualname else self.module
 
-    def resolve(self, module: ModuleType) -> type | ModuleType:
-        """The class or module itself, once the module is imported. Raises PatchError."""
+    def resolve(self) -> type | ModuleType:
+        """The class or module itself, importing its module. Raises PatchError."""
+        if self.given is not None:
+            return self.given
+        module = importlib.import_module(self.module)
         value: Any = module
         for part in self.qualname.split(".") if self.qualname else ():
             value = getattr(value, part, MISSING)
@@ -251,7 +256,7 @@ class Patch(Generic[Target]):
         Of a classmethod or staticmethod it is the plain function, of a property the property.
         Raises AttributeError if there was nothing.
         """
-        owner = cls.spec.target.resolve(importlib.import_module(cls.spec.target.module))
+        owner = cls.spec.target.resolve()
         raw = _layers.beneath(owner, name, cls)
         if raw is MISSING:
             raise AttributeError(f"{cls.spec.target} had no {name!r} before {cls.spec.name}")
@@ -405,7 +410,7 @@ def lay_over(patch: type[Patch], warn: Callable[[str], None]) -> AppliedPatch:
     shape where the patch says to warn.
     """
     spec = patch.spec
-    owner = spec.target.resolve(sys.modules[spec.target.module])
+    owner = spec.target.resolve()
     values = {
         name: value.resolve() if isinstance(value, Lazy) else value
         for name, value in spec.members.items()

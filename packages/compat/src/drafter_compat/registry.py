@@ -265,6 +265,9 @@ class Registry:
             entry.detail = "until vLLM has started a worker in this process"
             _when_worker_started(lambda: self._apply_in_worker(entry))
             return
+        if entry.spec.target.given is not None:
+            self._on_import(entry)
+            return
         if entry.spec.when == "registration":
             importlib.import_module(module)
         if _is_initializing(sys.modules.get(module)):
