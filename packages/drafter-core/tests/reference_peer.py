@@ -22,7 +22,7 @@ The rules, in the order in which they apply:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -284,6 +284,14 @@ class ReferenceCache:
         self.local_trees: dict[Hashable, ReferenceTree] = {}
         self.cached: dict[Hashable, int] = {}
         self.sequence_ids: Iterator[int] = iter(range(1 << 62))
+
+    @property
+    def active_requests(self) -> KeysView[Hashable]:
+        return self.local_trees.keys()
+
+    @property
+    def cached_requests(self) -> KeysView[Hashable]:
+        return self.cached.keys()
 
     def start_request(self, req_id: Hashable, prompt_token_ids: Sequence[int]) -> None:
         if req_id in self.local_trees:
