@@ -257,6 +257,10 @@ class ModuleModel:
         """
         return tuple(self._by_name)
 
+    def places(self, qualname: str) -> tuple[tuple[str, int], ...]:
+        """The kind (`function`, `class`) and line of each definition among `names`, without parsing."""
+        return tuple((s.kind, s.line) for s in self._by_name.get(qualname, ()))
+
     def is_class(self, qualname: str) -> bool:
         """Whether a class statement of that qualified name exists."""
         return self.class_(qualname) is not None

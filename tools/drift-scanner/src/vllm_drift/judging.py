@@ -1,0 +1,307 @@
+"""What the checkers share: a release to look at, what is known of the plugin, and an outcome.
+
+Knows the resolver and the surface's symbols; nothing of any one kind of symbol.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from drafter_compat.surface import MethodCall, Surface, Symbol
+from vllm_drift.cache import Cache
+from vllm_drift.facts import Class, Function, walk_functions
+from vllm_drift.findings import DEFAULT_SEVERITY, Finding, Location, Severity, Verdict
+from vllm_drift.model import FactStore, ModuleModel
+from vllm_drift.resolve import Resolution, Resolver
+from vllm_drift.shapes import Change
+from vllm_drift.similarity import find_moved, find_named, short_diff
+from vllm_drift.tree import SourceTree
+
+__all__ = ["Context", "Outcome", "PluginSource", "View", "lost", "of_changes", "worst"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One thing to say about a symbol, before it becomes a finding."""
+
+    verdict: Verdict
+    message: str
+    old: Location | None = None
+    new: Location | None = None
+    detail: str = ""
+    severity: Severity | None = None
+    """None for the verdict's usual severity."""
+    target: str = ""
+
+    @property
+    def effective_severity(self) -> Severity:
+        """The severity, the usual one filled in."""
+        return self.severity if self.severity is not None else DEFAULT_SEVERITY[self.verdict]
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.effective_severity is Severity.INFO
+
+    def finding(self, symbol: Symbol, release: str) -> Finding:
+        """The finding that says this of a symbol."""
+        return Finding(
+            symbol=symbol.id,
+            kind=symbol.kind,
+            verdict=self.verdict,
+            severity=self.effective_severity,
+            message=self.message,
+            old=self.old,
+            new=self.new,
+            detail=self.detail,
+            release=release,
+            target=self.target,
+        )
+
+
+_STORES: dict[str, FactStore] = {}
+
+
+def fact_store(cache: Cache | None) -> FactStore:
+    """The facts of this process, one store for each cache directory: releases share most pieces."""
+    key = repr(cache.directory) if cache is not None else ""
+    if key not in _STORES:
+        _STORES[key] = FactStore(cache)
+    return _STORES[key]
+
+
+class View:
+    """One release, as the checkers look at it."""
+
+    def __init__(self, tree: SourceTree, cache: Cache | None = None) -> None:
+        self.tree = tree
+        self.resolver = Resolver(tree, fact_store(cache))
+
+    @property
+    def label(self) -> str:
+        """What the release is called."""
+        return self.tree.label
+
+    def model(self, module: str) -> ModuleModel | None:
+        """The model of a module, or None."""
+        return self.resolver.model(module)
+
+    def resolve(self, module: str, name: str) -> Resolution:
+        """Where a dotted name of a module leads."""
+        return self.resolver.resolve(module, name)
+
+    def function(self, module: str, name: str) -> tuple[ModuleModel, Function] | None:
+        """The function that a dotted name leads to, with the module that defines it."""
+        found = self.resolve(module, name)
+        if not found.found or found.kind != "function":
+            return None
+        model = self.model(found.module)
+        function = model.function(found.qualname) if model is not None else None
+        return None if model is None or function is None else (model, function)
+
+    def cls(self, module: str, name: str) -> tuple[ModuleModel, Class] | None:
+        """The class that a dotted name leads to, with the module that defines it."""
+        found = self.resolve(module, name)
+        if not found.found or found.kind != "class":
+            return None
+        model = self.model(found.module)
+        cls = model.class_(found.qualname) if model is not None else None
+        return None if model is None or cls is None else (model, cls)
+
+    def nearest(self, module: str, name: str = "") -> Location | None:
+        """The place where somebody would look for a name that is not there: its class, its module, or
+        the package that should hold the module.
+        """
+        owner = name.rpartition(".")[0]
+        if owner:
+            found = self.resolve(module, owner)
+            if found.found:
+                return found.location
+        while module:
+            here = self.resolver.where(module)
+            if here is not None:
+                return here
+            module = module.rpartition(".")[0]
+        return None
+
+
+class PluginSource:
+    """A plugin's own source, for what depends on what the plugin has already."""
+
+    def __init__(self, tree: SourceTree, cache: Cache | None = None) -> None:
+        self.resolver = Resolver(tree, fact_store(cache))
+        self.tree = tree
+
+    def functions_named(self, name: str) -> Iterator[tuple[ModuleModel, Function]]:
+        """Yield the functions and methods whose name is `name` or ends in it (`_patched_name`)."""
+        for dotted in self.tree.files_containing(name):
+            model = self.resolver.model(dotted)
+            if model is None:
+                continue
+            for function in walk_functions(tuple(model.functions_mentioning(name))):
+                if function.name == name or function.name.endswith(f"_{name.lstrip('_')}"):
+                    yield model, function
+
+    def classes_with(self, method: str) -> Iterator[tuple[ModuleModel, str]]:
+        """Yield the classes that define a method, as (module, qualified name)."""
+        for model, function in self.functions_named(method):
+            owner = function.qualname.rpartition(".")[0]
+            if function.name == method and owner and not owner.endswith("<locals>"):
+                yield model, owner
+
+
+@dataclass
+class Context:
+    """What a comparison or a scan is about, besides the symbol."""
+
+    surface: Surface
+    new: View
+    old: View | None = None
+    plugin: PluginSource | None = None
+    symbols: Sequence[Symbol] = field(default_factory=tuple)
+    """The symbols that apply to the new release."""
+
+    @cached_property
+    def known_methods(self) -> dict[str, set[str]]:
+        """The methods that the surface says are called, by the class that it names for them."""
+        known: dict[str, set[str]] = {}
+        for symbol in self.symbols:
+            if isinstance(symbol, MethodCall):
+                known.setdefault(symbol.name or "", set()).add(symbol.method)
+        return known
+
+
+_PATCHED = re.compile(
+    r"\b(?:patch\w*|replac\w+|rebind\w*|rebound|wrap\w*|overrid\w+|in place of|swap\w*)\b", re.IGNORECASE
+)
+
+
+def is_patched(symbol: Symbol) -> bool:
+    """Whether the plugin puts something of its own in the symbol's place, as its `why` says."""
+    return _PATCHED.search(symbol.why) is not None
+
+
+def worst(changes: Iterable[Change]) -> Severity:
+    """The highest severity among changes; INFO for none."""
+    return max((c.severity for c in changes), key=lambda s: s.rank, default=Severity.INFO)
+
+
+def of_changes(
+    what: str,
+    changes: Sequence[Change],
+    old: Location | None,
+    new: Location | None,
+    *,
+    verdict: Verdict = Verdict.CHANGED_SHAPE,
+    target: str = "",
+    detail: str = "",
+) -> Outcome:
+    """The outcome of some changes of one thing: `verdict` where one of them breaks, else compatible."""
+    severity = worst(changes)
+    text = "; ".join(c.text for c in sorted(changes, key=lambda c: -c.severity.rank))
+    return Outcome(
+        verdict if severity is not Severity.INFO else Verdict.COMPATIBLE,
+        f"{what}: {text}",
+        old,
+        new,
+        detail,
+        severity,
+        target,
+    )
+
+
+def lost(
+    view: View,
+    old: View | None,
+    module: str,
+    name: str,
+    *,
+    kind: str,
+) -> Outcome:
+    """What to say where a definition cannot be found any more: moved, removed, or cannot tell."""
+    found = view.resolve(module, name)
+    target = f"{module}:{name}"
+    before = old.resolve(module, name) if old is not None else None
+    was = before.location if before is not None and before.found else None
+    if found.status == "unknown":
+        return Outcome(
+            Verdict.CANNOT_TELL,
+            f"{target} cannot be followed in {view.label}: {found.reason}",
+            was,
+            found.location or view.nearest(module, name),
+            target=target,
+        )
+    if found.status == "outside":
+        return Outcome(
+            Verdict.MOVED,
+            f"{target} comes from another package now: {found.target}",
+            was,
+            found.location,
+            target=target,
+        )
+    word = "class" if kind == "class" else "function"
+    if old is not None and before is not None and before.found:
+        candidate = find_moved(
+            old.resolver, view.resolver, before.module, before.qualname, kind=kind
+        )
+        if candidate is not None:
+            return Outcome(
+                Verdict.MOVED,
+                f"{target} is gone; it is {candidate} now",
+                was,
+                candidate.location,
+                target=target,
+            )
+        hint = ""
+    else:
+        named = find_named(view.resolver, module, name, kind=kind)
+        same = [c for c in named if c.qualname == name]
+        if len(same) == 1:
+            return Outcome(
+                Verdict.MOVED,
+                f"{target} does not exist; a {word} of that name is {same[0]}",
+                None,
+                same[0].location,
+                target=target,
+            )
+        shown = ", ".join(str(c) for c in named[:3])
+        hint = f"; a {word} called {name.rpartition('.')[2]} is in {shown}" if named else ""
+    return Outcome(
+        Verdict.REMOVED,
+        f"{target} does not exist in {view.label}: {found.reason}{hint}",
+        was,
+        view.nearest(module, name),
+        target=target,
+    )
+
+
+def body_outcome(
+    what: str, old: tuple[ModuleModel, str], new: tuple[ModuleModel, str], target: str
+) -> Outcome | None:
+    """Information that the body of a function or class differs, or None if it does not."""
+    before, after = old[0].normal_body(old[1]), new[0].normal_body(new[1])
+    if before is None or after is None or before == after:
+        return None
+    places = [_place(*old), _place(*new)]
+    diff = short_diff(before, after, str(places[0]), str(places[1]))
+    added = sum(line.startswith("+") and not line.startswith("+++") for line in diff.splitlines())
+    dropped = sum(line.startswith("-") and not line.startswith("---") for line in diff.splitlines())
+    return Outcome(
+        Verdict.BODY_CHANGED,
+        f"the body of {what} changed (+{added} -{dropped} normalised lines shown)",
+        places[0],
+        places[1],
+        detail=diff,
+        target=target,
+    )
+
+
+def _place(model: ModuleModel, qualname: str) -> Location:
+    function = model.function(qualname)
+    if function is not None:
+        return Location(model.path, function.line)
+    cls = model.class_(qualname)
+    return Location(model.path, cls.line if cls is not None else 1)
