@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,6 +25,7 @@ from typing import IO
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from vllm_drift._http import Http, Progress
@@ -57,6 +58,11 @@ class Candidate:
     place: str
     """Where: the distribution, an interpreter, a path, `PATH@REVISION`."""
     release: Release | None = None
+    """The files on the index; None where the release is somewhere else, or where the cache has an
+    exactly named one and the index was not asked.
+    """
+    key: str = ""
+    """Under which key the cache keeps its pack."""
     notes: tuple[str, ...] = ()
 
 
@@ -144,10 +150,17 @@ class Sources:
         if pinned is not None:
             return [pinned]
         releases, notes = select(spec, self.index.releases(dist), pre=self.pre)
-        return [
-            Candidate(r.label, r.version, "index", dist, release=r, notes=tuple(notes))
-            for r in releases
-        ]
+        return [self._candidate(release, notes) for release in releases]
+
+    def _candidate(self, release: Release, notes: Sequence[str] = ()) -> Candidate:
+        key = _pack_key(release, self._package_of(release.dist))
+        return Candidate(
+            release.label, release.version, "index", release.dist, release, key, tuple(notes)
+        )
+
+    def _package_of(self, dist: str) -> str | None:
+        """Return the package to read of a distribution; None for all, as of a plugin."""
+        return self.package if canonicalize_name(dist) == canonicalize_name(self.dist) else None
 
     def finals(self, spec: str = "") -> list[Candidate]:
         """Return every final release in the range `spec` (all where empty), the oldest first."""
@@ -158,7 +171,7 @@ class Sources:
     def load(self, candidate: Candidate) -> SourceTree:
         """Read a release. Raises SourceError where it cannot be read or has none of the package."""
         if candidate.kind == "index":
-            return self._load_release(candidate, self.package)
+            return self._load_release(candidate)
         if candidate.kind == "installed":
             return _installed(candidate.place or None, self.dist, self.package)
         if candidate.kind == "git":
@@ -169,16 +182,8 @@ class Sources:
 
     def cached_pack(self, candidate: Candidate) -> Path | None:
         """Return the pack file of a release that was read before, without opening it."""
-        release = candidate.release
-        if release is None:
-            return None
-        package = self.package if release.dist == self.dist else None
-        for file in release.usable:
-            key = _pack_key(release.dist, release.version, _identity(file), package)
-            path = self.cache.pack_path(key)
-            if path is not None and path.is_file():
-                return path
-        return None
+        path = self.cache.pack_path(candidate.key) if candidate.key else None
+        return path if path is not None and path.is_file() else None
 
     def load_plugin(self, spec: str) -> SourceTree:
         """Read a plugin's source: a directory, a wheel or sdist on disk, or a distribution.
@@ -200,7 +205,7 @@ class Sources:
             raise SourceError(f"{spec!r} is neither an existing path nor a distribution's name")
         dist, wanted = match[1], match[2] or "latest"
         (*_, candidate) = self._plugin_release(dist, wanted)
-        return self._load_release(candidate, None)
+        return self._load_release(candidate)
 
     def _plugin_release(self, dist: str, wanted: str) -> list[Candidate]:
         try:
@@ -212,7 +217,7 @@ class Sources:
             releases, notes = select("latest", self.index.releases(dist), pre=True)
             chosen = releases[-1]
             notes.append(f"{dist} has no final release; {chosen.label} was read")
-            return [Candidate(chosen.label, chosen.version, "index", dist, chosen, tuple(notes))]
+            return [self._candidate(chosen, notes)]
 
     # the index
 
@@ -230,28 +235,31 @@ class Sources:
             return None
         pin = json.loads(stored)
         fresh = self.offline or 0 <= time.time() - pin["time"] < _PIN_LIFETIME
-        package = self.package if dist == self.dist else None
-        path = self.cache.pack_path(_pack_key(dist, version, pin["file"], package))
-        if not fresh or path is None or not path.is_file():
-            return None
-        file = DistFile(pin["filename"], pin["url"], version, pin["wheel"], sha256=pin["sha256"])
-        release = Release(dist, version, (file,))
-        return Candidate(str(version), version, "index", dist, release, tuple(pin["notes"]))
+        found = Candidate(
+            str(version), version, "index", dist, key=pin["key"], notes=tuple(pin["notes"])
+        )
+        return found if fresh and self.cached_pack(found) is not None else None
 
-    def _load_release(self, candidate: Candidate, package: str | None) -> SourceTree:
-        release = candidate.release
-        assert release is not None
-        failures: list[str] = []
-        for file in release.usable:
-            key = _pack_key(release.dist, release.version, _identity(file), package)
-            tree = self.cache.load_pack(key)
-            if tree is not None:
-                return tree
+    def _load_release(self, candidate: Candidate) -> SourceTree:
+        tree = self.cache.load_pack(candidate.key)
+        if tree is not None:
+            return tree
         if self.offline:
             raise SourceError(
-                f"{release.dist} {release.label} was never read before, and --offline forbids to "
-                f"read it now"
+                f"{candidate.place} {candidate.label} was never read before, and --offline "
+                f"forbids to read it now"
             )
+        release = candidate.release
+        if release is None:
+            (release,), _ = select(f"=={candidate.label}", self.index.releases(candidate.place))
+            candidate = self._candidate(release, candidate.notes)
+        tree = self._fetch(release, candidate.notes)
+        self._remember(candidate, tree)
+        return tree
+
+    def _fetch(self, release: Release, notes: tuple[str, ...]) -> SourceTree:
+        package = self._package_of(release.dist)
+        failures: list[str] = []
         for file, how in self._attempts(release):
             try:
                 members = how(file)
@@ -268,18 +276,16 @@ class Sources:
                 failures.append(f"{file.filename} holds no Python source of {package or 'any'}")
                 continue
             origin = "index" if file.is_wheel else "index (sdist)"
-            tree = _checked(
+            return _checked(
                 files,
                 extras,
                 release.label,
                 release.version,
                 package or release.dist,
                 origin,
-                candidate.notes,
+                notes,
                 {in_package(name): raw for name, raw in members.deflated.items()},
             )
-            self._remember(release, file, package, tree)
-            return tree
         raise SourceError(
             f"{release.dist} {release.label} could not be read: "
             + ("; ".join(failures) or "it has no wheel and no sdist")
@@ -291,7 +297,7 @@ class Sources:
         """Yield what to try, the cheapest first: ranges of a wheel, the sdist, a whole wheel."""
         wheels = [f for f in release.usable if f.is_wheel]
         sdists = [f for f in release.usable if not f.is_wheel]
-        package = self.package if release.dist == self.dist else None
+        package = self._package_of(release.dist)
 
         def ranges(file: DistFile) -> Members:
             if file.local_path is not None:
@@ -329,30 +335,19 @@ class Sources:
                 raise BadArchive("the download does not have the hash that the index gives for it")
             yield path
 
-    def _remember(
-        self, release: Release, file: DistFile, package: str | None, tree: SourceTree
-    ) -> None:
-        identity = _identity(file)
-        self.cache.store_pack(_pack_key(release.dist, release.version, identity, package), tree)
-        pin = {
-            "time": time.time(),
-            "file": identity,
-            "filename": file.filename,
-            "url": file.url,
-            "wheel": file.is_wheel,
-            "sha256": file.sha256,
-            "notes": list(tree.notes),
-        }
-        key = self._pin_key(release.dist, release.version)
+    def _remember(self, candidate: Candidate, tree: SourceTree) -> None:
+        self.cache.store_pack(candidate.key, tree)
+        assert candidate.version is not None
+        pin = {"time": time.time(), "key": candidate.key, "notes": list(candidate.notes)}
+        key = self._pin_key(candidate.place, candidate.version)
         self.cache.put("index", key, json.dumps(pin).encode())
 
 
-def _identity(file: DistFile) -> str:
-    return f"{file.filename} {file.sha256 or file.url}"
-
-
-def _pack_key(dist: str, version: Version, identity: str, package: str | None) -> str:
-    return f"{dist}-{version} {package or '*'} {identity}"
+def _pack_key(release: Release, package: str | None) -> str:
+    """Name a pack by all files of its release: with a new build, it is another one."""
+    files = sorted(f"{f.filename} {f.sha256 or f.url}" for f in release.usable)
+    digest = hashlib.blake2b("\n".join(files).encode(), digest_size=16).hexdigest()
+    return f"{release.dist}-{release.version} {package or 'all'} {digest}"
 
 
 def _sha256(path: Path) -> str:
