@@ -65,6 +65,9 @@ class Matrix:
     rows: tuple[Row, ...]
 
 
+_NO_CHANGE_OF_SHAPE = {Verdict.UNCHANGED, Verdict.COMPATIBLE, Verdict.BODY_CHANGED}
+
+
 def matrix_of(report: Report) -> Matrix:
     """Arrange a report's findings. Symbols keep the order in which the findings name them first."""
     everything = (*report.findings, *report.outside, *report.changes)
@@ -99,7 +102,7 @@ def _state(found: tuple[Finding, ...], outside: set[Finding], changes: set[Findi
         return CellState.WARNING
     if any(f.verdict is Verdict.CANNOT_TELL for f in judged):
         return CellState.CANNOT_TELL
-    if any(f in changes and f.severity is not Severity.INFO for f in found):
+    if any(f in changes and f.verdict not in _NO_CHANGE_OF_SHAPE for f in found):
         return CellState.HANDLED
     if any(f.verdict is not Verdict.UNCHANGED for f in found):
         return CellState.NOTE

@@ -146,6 +146,8 @@ class ReleaseIndex:
             return _parse(name, page.read_bytes(), "text/html", url)
         stored = self._cache.get("index", url)
         known: dict[str, Any] = json.loads(stored) if stored else {}
+        if not {"body", "type", "url"} <= known.keys():
+            known = {}
         if self._offline:
             if not known:
                 raise SourceError(

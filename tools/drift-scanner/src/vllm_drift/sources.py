@@ -231,13 +231,13 @@ class Sources:
         except InvalidVersion:
             return None
         stored = self.cache.get("index", self._pin_key(dist, version))
-        if stored is None:
+        try:
+            pin = json.loads(stored or b"{}")
+            fresh = self.offline or 0 <= time.time() - pin["time"] < _PIN_LIFETIME
+            notes = tuple(pin["notes"])
+            found = Candidate(str(version), version, "index", dist, key=pin["key"], notes=notes)
+        except (ValueError, KeyError, TypeError):
             return None
-        pin = json.loads(stored)
-        fresh = self.offline or 0 <= time.time() - pin["time"] < _PIN_LIFETIME
-        found = Candidate(
-            str(version), version, "index", dist, key=pin["key"], notes=tuple(pin["notes"])
-        )
         return found if fresh and self.cached_pack(found) is not None else None
 
     def _load_release(self, candidate: Candidate) -> SourceTree:
