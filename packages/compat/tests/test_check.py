@@ -1,4 +1,4 @@
-"""The check of a surface against source and against memory, kind by kind, on a package made up for it."""
+"""The check of a surface against source and memory, kind by kind, on a package made up for it."""
 
 from __future__ import annotations
 
@@ -155,7 +155,8 @@ GROUP = 'kind = "entry-point-group"\nmodule = "lib.runner"\nname = "GROUP"\n'
         CONSTRUCTED
         + 'function = "Runner.__init__"\nargs = ["self.config"]\nkeywords = {device = "device"}',
         CALLED
-        + 'name = "Drafter"\nmethod = "propose"\nargs = ["batch"]\nkeywords = {mapping = "batch.map"}',
+        + 'name = "Drafter"\nmethod = "propose"\nargs = ["batch"]\n'
+        + 'keywords = {mapping = "batch.map"}',
         CALLED + 'name = "Helper"\nmethod = "propose"\nargs = ["1", "2", "3"]',
         CALLED + 'value = "self.other"\nmethod = "propose"\nargs = ["1"]',
         CALLED + 'value = "self . drafter"\nmethod = "finish"\nargs = ["drafts"]',
@@ -278,7 +279,11 @@ def test_an_import_for_type_checkers_only_binds_nothing(
     importable(
         "lib",
         gate="def has_extra(): ...",
-        runner="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lib.gate import has_extra\n",
+        runner="""
+            from typing import TYPE_CHECKING
+            if TYPE_CHECKING:
+                from lib.gate import has_extra
+            """,
     )
     result = check(FROM_IMPORT, tmp_path / "lib")
     assert result.found == "lib.runner does not from-import has_extra"
@@ -355,7 +360,8 @@ def test_the_way_out_notices_that_two_versions_are_mixed(root: Path) -> None:
     )
     old = surface_of(
         CALLED
-        + 'name = "Drafter"\nmethod = "propose"\nargs = ["batch"]\nkeywords = {mapping = "batch.map"}\n'
+        + 'name = "Drafter"\nmethod = "propose"\nargs = ["batch"]\n'
+        + 'keywords = {mapping = "batch.map"}\n'
         + 'versions = "<2"'
     )
     both = Surface("my-plugin", "lib", ">=1", (*old.symbols, *surface.symbols))

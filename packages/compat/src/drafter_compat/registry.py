@@ -341,7 +341,7 @@ class Registry:
 
     def _take_off(self) -> list[str]:
         foreign: list[str] = []
-        for entry in reversed(self._ordered()):
+        for entry in reversed(self._entries.values()):
             if entry.applied is not None:
                 foreign += entry.applied.revert()
                 entry.applied = None
