@@ -197,7 +197,8 @@ class _Symbols:
         owner, _, member = ref.name.rpartition(".")
         if use.how in ("patch", "override", "member", "call"):
             return
-        if use.how != "import" and ref in self.uses.written:
+        module_there = self.release is not None and self.release.is_module(ref.module)
+        if ref in self.uses.written and (module_there or use.how != "import"):
             return
         if not owner:
             if use.how == "import" or not use.optional:

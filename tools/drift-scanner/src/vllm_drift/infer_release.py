@@ -215,7 +215,7 @@ class Release:
         """The functions of a module that read a global name (`Class.method`), in order."""
         return [
             qualname
-            for qualname, function in self._functions(module)
+            for function, qualname, _ in self.functions_with_owner(module)
             if any(
                 isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
                 for n in ast.walk(function)
@@ -226,7 +226,7 @@ class Release:
         """The functions of a module that test `isinstance(value, name)`."""
         return [
             qualname
-            for qualname, function in self._functions(module)
+            for function, qualname, _ in self.functions_with_owner(module)
             if any(
                 isinstance(n, ast.Call)
                 and _dotted(n.func) == "isinstance"
@@ -246,15 +246,35 @@ class Release:
                     return name
         return None
 
-    def _functions(self, module: str) -> Iterator[tuple[str, FunctionNode]]:
+    def functions_with_owner(
+        self, module: str
+    ) -> Iterator[tuple[FunctionNode, str, Definition | None]]:
+        """The functions and methods of a module, their qualified names and their classes."""
         found = self._module(module)
         for statement in _flat(found.tree.body) if found is not None else ():
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield statement.name, statement
+                yield statement, statement.name, None
             elif isinstance(statement, ast.ClassDef):
+                owner = Definition("class", module, statement.name, statement)
                 for inner in _flat(statement.body):
                     if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                        yield f"{statement.name}.{inner.name}", inner
+                        yield inner, f"{statement.name}.{inner.name}", owner
+
+    def absolute(self, module: str, statement: ast.ImportFrom) -> str | None:
+        """The module that a from-import in a module names."""
+        found = self._module(module)
+        return _absolute(found, statement) if found is not None else None
+
+    def imports_foreign(self, module: str, name: str) -> bool:
+        """Whether a module imports a name from outside the package."""
+        found = self._module(module)
+        for statement in found.names.get(name, ()) if found is not None else ():
+            if isinstance(statement, ast.Import):
+                return not any(self._ours(a.name) for a in statement.names)
+            if isinstance(statement, ast.ImportFrom) and found is not None:
+                source = _absolute(found, statement)
+                return source is None or not self._ours(source)
+        return False
 
     # --- classes ---------------------------------------------------------------------------
 
