@@ -6,6 +6,7 @@ This is what a check of names alone misses. Each checker has two functions, as i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -296,7 +297,7 @@ def _binding_problem(
         )
     return Outcome(
         Verdict.REMOVED,
-        f"{module} does not import {name} any more{_where_else(view, module, name)}",
+        f"{module} does not import {name}{_where_else(view, module, name)}",
         was,
         Location(path, 1),
         target=target,
@@ -558,19 +559,24 @@ def _demands(view: View, symbol: ReplacedClass) -> dict[str, _Demand]:
                 place = Location(model.path, use.line)
                 found.setdefault(use.name, _Demand(use.name, place, certain=True))
     for value in _constructed_values(model, symbol.name):
-        for function in model.functions_mentioning(f"{value}."):
-            for use in function.attributes:
-                if use.value != value or use.store or use.guarded or use.narrowed or use.name in found:
-                    continue
-                if view.resolver.member(symbol.module, symbol.name, use.name) is None:
-                    definition = view.cls(symbol.module, symbol.name)
-                    if definition is None or view.resolver.member(
-                        definition[0].dotted, definition[1].qualname, use.name
-                    ) is None:
+        names = set(re.findall(rf"\b{re.escape(value)}\.(\w+)", model.text)) - set(found)
+        for name in sorted(n for n in names if _class_has(view, symbol, n)):
+            for function in model.functions_mentioning(f"{value}.{name}"):
+                for use in function.attributes:
+                    if (use.value, use.name) != (value, name) or use.store:
                         continue
-                place = Location(model.path, use.line)
-                found[use.name] = _Demand(use.name, place, certain=False)
+                    if not use.guarded and not use.narrowed:
+                        place = Location(model.path, use.line)
+                        found.setdefault(name, _Demand(name, place, certain=False))
     return found
+
+
+def _class_has(view: View, symbol: ReplacedClass, name: str) -> bool:
+    """Whether vLLM's own class, or a base of it, has the attribute."""
+    definition = view.cls(symbol.module, symbol.name)
+    return definition is not None and (
+        view.resolver.member(definition[0].dotted, definition[1].qualname, name) is not None
+    )
 
 
 def _is_ours(use: AttributeUse, name: str) -> bool:

@@ -329,6 +329,14 @@ class ModuleModel:
                     return cls
         return None
 
+    def class_header(self, qualname: str) -> Class | None:
+        """The class's name, bases, keywords and decorators, without its body; None if there is none."""
+        for segment in reversed(self._by_name.get(qualname, [])):
+            if segment.kind == "class":
+                classes = self.block(segment).classes
+                return classes[-1] if classes else None
+        return self.class_(qualname)
+
     def members(self, qualname: str) -> tuple[str, ...]:
         """The plain names of the functions and classes that the class's body defines, in order."""
         cls = self.class_(qualname)
@@ -352,6 +360,13 @@ class ModuleModel:
         cls = self.class_(qualname)
         if cls is not None:
             yield from cls.functions
+
+    def methods_matching(self, qualname: str, pattern: re.Pattern[str]) -> Iterator[Function]:
+        """Yield the functions of the class's body whose text the pattern is found in."""
+        for segment in self._by_name.get(qualname, ()):
+            for member in segment.members:
+                if member.kind == "function" and pattern.search(self.segment_text(member)):
+                    yield from self.block(member).functions
 
     def functions_mentioning(self, *words: str) -> Iterator[Function]:
         """Yield every function of the module and of its classes whose text contains one of the words,

@@ -301,6 +301,12 @@ class Resolver:
             if owner_model is None or owner is None:
                 continue
             qualname = ".".join([owner, *rest])
+            places = owner_model.places(qualname)
+            if len(places) == 1:
+                kind, line = places[0]
+                return Resolution(
+                    "found", owner_module, qualname, kind, line, owner_model.path, hops
+                )
             function = owner_model.function(qualname)
             if function is not None:
                 return Resolution(
@@ -346,7 +352,7 @@ class Resolver:
             return
         seen.add((module, cls))
         model = self.model(module)
-        facts = model.class_(cls) if model is not None else None
+        facts = model.class_header(cls) if model is not None else None
         if facts is None:
             return
         yield module, cls
@@ -402,10 +408,10 @@ class Resolver:
 
 
 def _own_member(model: ModuleModel, owner: str, name: str) -> Member | None:
-    cls = model.class_(owner)
+    qualname = f"{owner}.{name}"
+    cls = model.class_(owner) if not model.places(qualname) else model.class_header(owner)
     if cls is None:
         return None
-    qualname = f"{owner}.{name}"
     functions = model.functions(qualname)
     if functions:
         function = model.function(qualname) or functions[-1]
@@ -417,7 +423,7 @@ def _own_member(model: ModuleModel, owner: str, name: str) -> Member | None:
     inner = model.class_(qualname)
     if inner is not None:
         return Member("class", model.dotted, owner, name, Location(model.path, inner.line))
-    for function in model.methods_mentioning(owner, f".{name}"):
+    for function in _by_promise(model, owner, name):
         if not function.signature.parameters or function.kind == "staticmethod":
             continue
         me = function.signature.parameters[0].name
@@ -425,6 +431,18 @@ def _own_member(model: ModuleModel, owner: str, name: str) -> Member | None:
             if use.store and use.value == me and use.name == name:
                 return Member("self", model.dotted, owner, name, Location(model.path, use.line))
     return None
+
+
+def _by_promise(model: ModuleModel, owner: str, name: str) -> Iterator[Function]:
+    """The methods whose text mentions the attribute, those that seem to assign it first."""
+    assigns = re.compile(rf"\.{re.escape(name)}\b[^\n=]*=(?!=)")
+    seen = set()
+    for function in model.methods_matching(owner, assigns):
+        seen.add(function.qualname)
+        yield function
+    for function in model.methods_mentioning(owner, f".{name}"):
+        if function.qualname not in seen:
+            yield function
 
 
 def _preferred(bindings: tuple[Binding, ...]) -> list[Binding]:
