@@ -156,12 +156,18 @@ def _shuffled(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: crc32(name.encode()))
 
 
-def source_files() -> list[Tokens]:
-    """Every module of one vLLM release as token ids."""
+def source_files() -> list[Request]:
+    """Every module of one vLLM release: about 13 million tokens of varied code as responses."""
     path = CACHE / f"source-{NEW}.npz"
     if not path.exists():
         _write_requests(path, _fetch_source())
-    return [request.response for request in _read_requests(path)]
+    return _read_requests(path)
+
+
+def unchanged_files() -> list[Request]:
+    """The modules that did not change: code that the code-edit trace does not contain."""
+    changed = {request.name for request in _tokenised_edits()}
+    return [request for request in source_files() if request.name not in changed]
 
 
 def _fetch_source() -> Iterator[Request]:

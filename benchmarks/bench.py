@@ -1,0 +1,341 @@
+"""Speed, memory and start-up of drafter_core beside arctic-inference, as ratios from one run.
+
+Steps, prompts and stops are timed alternating in this process; memory, growth, pauses, eviction and
+start-up in a child process per contestant. Prints tables, writes JSON and, with `--report`, the
+committed page. Sets no threshold: it measures. `nox -s bench` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+# numpy's request for huge pages makes the kernel pause to build them; set before numpy is imported.
+os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
+
+import typer
+from bench_steps import Ours, Peer, PromptTimes, StepTimes, fill, time_prompts, time_steps
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from traces import ROOT, code_edits, source_files, spec_bench, unchanged_files
+
+HERE = Path(__file__).resolve().parent
+OUTPUT = ROOT / "build" / "bench" / "bench.json"
+BATCHES = (1, 8, 64, 256)
+STEPS = {1: 2000, 8: 800, 64: 250, 256: 100}
+PROMPTS = {16: 4000, 64: 2000, 256: 1000, 1024: 400, 4096: 150}
+CACHED = 5_000_000
+OURS = ("lists", "arrays", "default")
+"""Exact mode from ids to lists, exact mode on arrays, default mode on arrays."""
+AIMS = {
+    ("lists", 64, 0): 10, ("lists", 256, 0): 10,
+    ("arrays", 64, 0): 18, ("arrays", 256, 0): 18,
+    ("lists", 64, CACHED): 5, ("lists", 256, CACHED): 5,
+    ("lists", 1, 0): 4, ("arrays", 1, 0): 4,
+}  # fmt: skip
+"""How many times faster a step is meant to be: (contestant, batch, cached tokens)."""
+
+
+def contestants(depth: int) -> list[Peer | Ours]:
+    """The peer and ours in every form that is compared."""
+    return [
+        Peer(depth),
+        Ours("lists", depth, lists=True, exact=True),
+        Ours("arrays", depth, lists=False, exact=True),
+        Ours("default", depth, lists=False),
+    ]
+
+
+def measure_steps(quick: bool, progress: Progress) -> list[StepTimes]:
+    """Every trace, every batch size, with nothing cached and with five million other tokens."""
+    traces = [code_edits(max_tokens=8192), *spec_bench()]
+    sizes = (0, CACHED // 20) if quick else (0, CACHED)
+    share = 10 if quick else 1
+    total = len(traces) * sum(STEPS[batch] // share for batch in BATCHES) * len(sizes)
+    bar = progress.add_task("steps", total=total)
+    results = []
+    for size in sizes:
+        caches = contestants(traces[0].max_tree_depth)
+        cached = fill(caches, unchanged_files(), size)
+        for trace in traces:
+            for batch in BATCHES:
+                progress.update(bar, description=f"{trace.name}, batch {batch}, {cached:,} cached")
+                results.append(
+                    time_steps(
+                        caches, trace, batch, STEPS[batch] // share, cached,
+                        lambda: progress.advance(bar),
+                    )
+                )  # fmt: skip
+    return results
+
+
+def measure_prompts(quick: bool, progress: Progress) -> list[PromptTimes]:
+    """Prompts of source code, short to long."""
+    bar = progress.add_task("prompts", total=len(PROMPTS))
+    caches = contestants(24)
+    texts = source_files()
+    results = []
+    for length, repeats in PROMPTS.items():
+        results.append(time_prompts(caches, texts, length, repeats // (10 if quick else 1)))
+        progress.advance(bar)
+    return results
+
+
+def measure_children(quick: bool, progress: Progress) -> dict[str, dict[str, Any]]:
+    """What needs a process of its own, for the peer and for ours."""
+    most = 1_000_000 if quick else 10_000_000
+    plan: list[tuple[str, str, list[int]]] = []
+    for contestant in ("exact", "default", "peer"):
+        # Five million tokens of the peer fill 1.5 GB; more would prove nothing new.
+        size = min(most, 5_000_000) if contestant == "peer" else most
+        plan += [("growth", contestant, [size]), ("eviction", contestant, [size])]
+    bar = progress.add_task("memory, growth, eviction", total=len(plan))
+    results: dict[str, dict[str, Any]] = {}
+    for measurement, contestant, numbers in plan:
+        progress.update(bar, description=f"{measurement} of {contestant}")
+        results.setdefault(measurement, {})[contestant] = child(measurement, contestant, *numbers)
+        progress.advance(bar)
+    results["start_up"] = measure_start_up(progress)
+    return results
+
+
+def measure_start_up(progress: Progress) -> dict[str, Any]:
+    """Cold with an empty Numba cache, then warm."""
+    bar = progress.add_task("start-up", total=6)
+    with tempfile.TemporaryDirectory() as empty:
+        environment = {"NUMBA_CACHE_DIR": empty}
+        runs = []
+        for _ in range(4):
+            runs.append(child("start_up", "default", environment=environment))
+            progress.advance(bar)
+    peer = []
+    for _ in range(2):
+        peer.append(child("start_up", "peer"))
+        progress.advance(bar)
+    return {
+        "cold": runs[0]["first_draft_seconds"],
+        "warm": median(run["first_draft_seconds"] for run in runs[1:]),
+        "peer": min(run["first_draft_seconds"] for run in peer),
+    }
+
+
+def child(
+    measurement: str, contestant: str, *numbers: int, environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Run one measurement of bench_growth.py in a process of its own."""
+    command = [sys.executable, str(HERE / "bench_growth.py"), measurement, contestant]
+    done = subprocess.run(
+        [*command, *map(str, numbers)], capture_output=True, text=True, check=False,
+        env={**os.environ, **(environment or {})},
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{measurement} of {contestant} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def geometric_mean(values: list[float]) -> float:
+    """The mean of ratios."""
+    return exp(sum(map(log, values)) / len(values))
+
+
+# -- tables, each a title, column names and rows, for the terminal and for the report alike
+
+Grid = tuple[str, list[str], list[list[str]]]
+
+
+def step_grids(results: list[StepTimes]) -> list[Grid]:
+    """Medians and ratios per trace, and the geometric means over the traces."""
+    rows = []
+    for r in results:
+        accepted = sum(r.accepted) / len(r.accepted)
+        rows.append([
+            r.trace, str(r.batch), f"{r.cached_tokens:,}", f"{accepted:.2f}",
+            *(f"{r.microseconds(name):.1f}" for name in ("peer", *OURS)),
+            *(f"{r.ratio(name):.1f}" for name in OURS),
+            str(r.different_drafts),
+        ])  # fmt: skip
+    detail: Grid = (
+        "A step: append what was accepted, then draft (median, µs)",
+        ["trace", "batch", "cached", "tokens per request", "peer", *OURS,
+         *(f"ratio, {name}" for name in OURS), "different drafts"], rows,
+    )  # fmt: skip
+    means = []
+    for cached in sorted({r.cached_tokens for r in results}):
+        for batch in BATCHES:
+            chosen = [r for r in results if (r.batch, r.cached_tokens) == (batch, cached)]
+            row = [str(batch), f"{cached:,}"]
+            for name in OURS:
+                aim = AIMS.get((name, batch, cached))
+                ratio = geometric_mean([r.ratio(name) for r in chosen])
+                row.append(f"{ratio:.1f}" + (f" (aim {aim})" if aim else ""))
+            means.append(row)
+    summary: Grid = (
+        "How many times faster a step is than the peer's (geometric mean over the traces)",
+        ["batch", "cached", *OURS], means,
+    )  # fmt: skip
+    return [summary, detail]
+
+
+def prompt_grids(results: list[PromptTimes]) -> list[Grid]:
+    """Starting and stopping requests."""
+    names = ("peer", "arrays", "default")
+    rows = [
+        [
+            f"{r.length:,}", *(f"{r.per_token(name):.0f}" for name in names),
+            *(f"{r.per_token('peer') / r.per_token(name):.1f}" for name in names[1:]),
+            *(f"{r.per_stop(name) / 1000:.2f}" for name in names),
+            *(f"{r.per_stop('peer') / r.per_stop(name):.1f}" for name in names[1:]),
+        ]
+        for r in results
+    ]  # fmt: skip
+    return [(
+        "Starting a request (ns per prompt token) and stopping it (µs)",
+        ["prompt tokens", *(f"start, {n}" for n in names), *(f"ratio, {n}" for n in names[1:]),
+         *(f"stop, {n}" for n in names), *(f"ratio, {n}" for n in names[1:])], rows,
+    )]  # fmt: skip
+
+
+def child_grids(results: dict[str, dict[str, Any]]) -> list[Grid]:
+    """Memory, growth, pauses, eviction, start-up."""
+    grids: list[Grid] = []
+    grown = results["growth"]
+    marks = list(max((run["bytes_per_token"] for run in grown.values()), key=len))
+    rows = []
+    for name, run in grown.items():
+        rows.append([name, "bytes per token", *(cell(run["bytes_per_token"], m) for m in marks)])
+        rows.append(
+            [name, "append, ns per token", *(cell(run["append_ns_per_token"], m) for m in marks)]
+        )
+    grids.append((
+        "Memory and cost of appending while the global tree grows (varied code, resident memory)",
+        ["contestant", "", *(f"at {int(mark):,} tokens" for mark in marks)], rows,
+    ))  # fmt: skip
+    rows = []
+    for name, run in grown.items():
+        for clock in ("wall", "processor"):
+            rows.append([name, clock, *(f"{v:.1f}" for v in run["append_us"][clock].values())])
+    grids.append((
+        "One append of 8 tokens (µs); processor time leaves out what else the machine did",
+        ["contestant", "clock", "50 %", "99 %", "99.9 %", "99.99 %", "longest"], rows,
+    ))  # fmt: skip
+    rows = []
+    for name, run in results["eviction"].items():
+        for clock in ("wall", "processor"):
+            rows.append([
+                name, f"{run['tokens']:,}", f"{run['growth_after_full']:.3f}", clock,
+                *(f"{v:.1f}" for v in run["eviction_us"][clock].values()),
+            ])  # fmt: skip
+    some = next(iter(results["eviction"].values()))
+    grids.append((
+        f"Tokens through a cache of {some['limit']:,} responses of {some['response_tokens']} "
+        "tokens: resident memory at the end over that when first full; starts that evict (µs)",
+        ["contestant", "tokens", "memory", "clock", "50 %", "99 %", "99.9 %", "99.99 %", "longest"],
+        rows,
+    ))  # fmt: skip
+    start = results["start_up"]
+    grids.append((
+        "From the start of Python to the first draft (s)",
+        ["cold, empty Numba cache", "warm", "peer"],
+        [[f"{start[name]:.2f}" for name in ("cold", "warm", "peer")]],
+    ))  # fmt: skip
+    return grids
+
+
+def cell(values: dict[str, float], mark: str) -> str:
+    """A value that may not have been measured."""
+    return f"{values[mark]:.1f}" if mark in values else "–"
+
+
+def markdown(grids: list[Grid], quick: bool) -> str:
+    """The committed page."""
+    lines = [
+        "# Speed and memory of drafter-core",
+        "",
+        f"Written by `nox -s bench`{' (quick)' if quick else ''}: arctic-inference "
+        f"{version('arctic-inference')}, numba {version('numba')}, numpy {version('numpy')}, "
+        f"Python {platform.python_version()}, {os.cpu_count()} processors "
+        f"({platform.machine()}). Ratios are of medians, ours and the peer's taken in turn in one "
+        f"process. The code-edit trace is every file of vLLM that changed from {OLD} to {NEW}; "
+        "Spec-Bench is replayed on its reference answers. Cached tokens are code that the traces "
+        "do not contain. *Lists*: from request ids to lists of token ids. *Arrays*: from the "
+        "runner's arrays to an int32 block.",
+    ]
+    for title, columns, rows in grids:
+        lines += ["", f"## {title}", "", "| " + " | ".join(columns) + " |"]
+        lines.append("| --- " * len(columns) + "|")
+        lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """JSON for the result classes."""
+    if isinstance(value, StepTimes):
+        return {
+            "trace": value.trace, "batch": value.batch, "cached_tokens": value.cached_tokens,
+            "tokens_per_request": sum(value.accepted) / len(value.accepted),
+            "different_drafts": value.different_drafts,
+            "median_us": {name: value.microseconds(name) for name in value.nanoseconds},
+            "ratio": {name: value.ratio(name) for name in OURS},
+        }  # fmt: skip
+    if isinstance(value, PromptTimes):
+        return {
+            "length": value.length,
+            "start_ns_per_token": {name: value.per_token(name) for name in value.start},
+            "stop_ns": {name: value.per_stop(name) for name in value.stop},
+        }
+    raise TypeError(f"no JSON for {type(value)}")
+
+
+PARTS: dict[str, tuple[Callable[[bool, Progress], Any], Callable[[Any], list[Grid]]]] = {
+    "steps": (measure_steps, step_grids),
+    "prompts": (measure_prompts, prompt_grids),
+    "memory": (measure_children, child_grids),
+}
+
+
+def main(
+    parts: Annotated[
+        list[str] | None, typer.Argument(help=f"What to measure: {', '.join(PARTS)}. All if none.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option(help="A tenth of the steps, a tenth of the tokens.")
+    ] = False,
+    output: Annotated[Path, typer.Option(help="Where the JSON goes.")] = OUTPUT,
+    report: Annotated[Path | None, typer.Option(help="Write the page as Markdown.")] = None,
+) -> None:
+    """Measure drafter_core beside arctic-inference."""
+    unknown = sorted(set(parts or ()) - PARTS.keys())
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}; there are {', '.join(PARTS)}")
+    console = Console(stderr=True)
+    measured: dict[str, Any] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        for part in parts or PARTS:
+            measured[part] = PARTS[part][0](quick, progress)
+    grids = [grid for part, found in measured.items() for grid in PARTS[part][1](found)]
+    for title, names, rows in grids:
+        table = Table(*names, title=title)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(measured, default=plain, indent=1), encoding="utf-8")
+    if report is not None:
+        report.write_text(markdown(grids, quick), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

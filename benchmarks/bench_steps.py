@@ -1,0 +1,275 @@
+"""Times a step of the runner with ours and the peer, alternating in one process.
+
+A step appends the tokens that were accepted since the last one and drafts, for every request of the
+batch. The responses are known, so all contestants see the same tokens: what is accepted follows
+from the peer's draft. Knows the two drafters' interfaces; knows nothing of reports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle, islice
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from traces import Request, Tokens, Trace
+
+from drafter_core import SuffixDrafter
+
+now = time.perf_counter_ns
+
+
+@dataclass
+class StepTimes:
+    """One configuration: nanoseconds per step and contestant, for steps with a full batch."""
+
+    trace: str
+    batch: int
+    cached_tokens: int
+    accepted: list[int] = field(default_factory=list)
+    nanoseconds: dict[str, list[int]] = field(default_factory=dict)
+    different_drafts: int = 0
+
+    def microseconds(self, contestant: str) -> float:
+        """Median per step."""
+        return median(self.nanoseconds[contestant]) / 1000
+
+    def ratio(self, contestant: str) -> float:
+        """How many times as long the peer's median step takes."""
+        return self.microseconds("peer") / self.microseconds(contestant)
+
+
+class Peer:
+    """arctic-inference, called as vLLM's own proposer calls it."""
+
+    name = "peer"
+
+    def __init__(self, depth: int) -> None:
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+        self.cache = SuffixDecodingCache(depth)
+
+    def start(self, name: str, prompt: Tokens) -> None:
+        """Begin a request."""
+        self.cache.start_request(name, prompt)
+
+    def stop(self, name: str) -> None:
+        """End a request."""
+        self.cache.stop_request(name)
+
+    def append(self, name: str, tokens: Tokens) -> None:
+        """Add accepted tokens."""
+        self.cache.add_active_response(name, tokens)
+
+    def evict(self, name: str) -> None:
+        """Forget a finished response."""
+        self.cache.evict_cached_response(name)
+
+    def step(self, board: Board, trace: Trace) -> list[list[int]]:
+        """Append and draft, request by request."""
+        depth, cache = trace.max_tree_depth, self.cache
+        drafts = []
+        for row, name in enumerate(board.names):
+            cache.add_active_response(name, board.accepted[row])
+            end = board.num_tokens[row]
+            draft = cache.speculate(
+                name, board.token_ids[row, max(0, end - depth) : end], trace.max_spec_tokens,
+                trace.max_spec_factor, 0.0, trace.min_token_prob,
+            )  # fmt: skip
+            drafts.append(draft.token_ids)
+        return drafts
+
+
+class Ours:
+    """drafter_core, one compiled call per step.
+
+    With `lists`, a step begins with request ids and ends with lists of token ids, as the peer's
+    does; without, the caller keeps the handles and reads the arrays.
+    """
+
+    def __init__(self, name: str, depth: int, lists: bool, **settings: Any) -> None:
+        self.name = name
+        self.lists = lists
+        self.drafter = SuffixDrafter(depth, -1, **settings)
+
+    def start(self, name: str, prompt: Tokens) -> None:
+        """Begin a request."""
+        self.drafter.start_request(name, prompt)
+
+    def stop(self, name: str) -> None:
+        """End a request."""
+        self.drafter.stop_request(name)
+
+    def append(self, name: str, tokens: Tokens) -> None:
+        """Add accepted tokens."""
+        self.drafter.append(name, tokens)
+
+    def evict(self, name: str) -> None:
+        """Forget a finished response."""
+        self.drafter.evict_cached_response(name)
+
+    def handles(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """The handles of running requests."""
+        return np.array([self.drafter.handle(name) for name in names], np.int64)
+
+    def step(self, board: Board, trace: Trace) -> Any:
+        """Append and draft for the whole batch: from ids to lists, or from arrays to arrays."""
+        handles = self.handles(board.names) if self.lists else board.handles[self.name]
+        batch = self.drafter.step(
+            handles, board.rows, board.token_ids, board.num_tokens,
+            trace.max_spec_tokens, trace.max_spec_factor, 0.0, trace.min_token_prob,
+        )  # fmt: skip
+        return batch.tolist() if self.lists else batch
+
+
+class Board:
+    """What the runner holds: the token ids of every row and how many are valid."""
+
+    def __init__(self, batch: int, width: int) -> None:
+        self.token_ids = np.zeros((batch, width), np.int32)
+        self.num_tokens = np.zeros(batch, np.int64)
+        self.rows = np.arange(batch, dtype=np.int64)
+        self.names = [""] * batch
+        self.accepted: list[list[int]] = [[] for _ in range(batch)]
+        self.handles: dict[str, NDArray[np.int64]] = {}
+        self.rest: list[list[int]] = [[] for _ in range(batch)]
+
+
+def time_steps(
+    contestants: Sequence[Peer | Ours], trace: Trace, batch: int, steps: int, cached_tokens: int,
+    tick: Callable[[], None],
+) -> StepTimes:  # fmt: skip
+    """Serve the trace at a constant batch size and time `steps` steps of every contestant."""
+    result = StepTimes(trace.name, batch, cached_tokens)
+    result.nanoseconds = {contestant.name: [] for contestant in contestants}
+    width = max(len(r.prompt) + len(r.response) for r in trace.requests) + 1
+    board = Board(batch, width)
+    incoming = endless(trace)
+    started: list[str] = []
+    for row in range(batch):
+        started.append(begin(contestants, board, row, next(incoming)))
+    warm_up = max(3, steps // 20)
+    for number in range(warm_up + steps):
+        board.handles = {c.name: c.handles(board.names) for c in contestants if isinstance(c, Ours)}
+        outcome: dict[str, Any] = {}
+        first = number % len(contestants)
+        for contestant in (*contestants[first:], *contestants[:first]):
+            before = now()
+            drafts = contestant.step(board, trace)
+            after = now()
+            outcome[contestant.name] = drafts
+            if number >= warm_up:
+                result.nanoseconds[contestant.name].append(after - before)
+        drafts = outcome["peer"]
+        result.different_drafts += sum(
+            draft != wanted for draft, wanted in zip(outcome["lists"], drafts, strict=True)
+        )
+        for row, draft in enumerate(drafts):
+            if not accept(board, row, draft):
+                for contestant in contestants:
+                    contestant.stop(board.names[row])
+                started.append(begin(contestants, board, row, next(incoming)))
+        result.accepted += [len(tokens) for tokens in board.accepted]
+        tick()
+    for name in board.names:
+        for contestant in contestants:
+            contestant.stop(name)
+    for name in started:
+        for contestant in contestants:
+            contestant.evict(name)
+    return result
+
+
+def endless(trace: Trace) -> Iterator[Request]:
+    """The requests again and again, under a new name every time."""
+    for number, request in enumerate(cycle(trace.requests)):
+        yield replace(request, name=f"{request.name} {number}")
+
+
+def begin(contestants: Sequence[Peer | Ours], board: Board, row: int, request: Request) -> str:
+    """Start a request in a row; its first token has been sampled."""
+    for contestant in contestants:
+        contestant.start(request.name, request.prompt)
+    length = len(request.prompt)
+    board.token_ids[row, :length] = request.prompt
+    board.num_tokens[row] = length
+    board.names[row] = request.name
+    board.rest[row] = request.response.tolist()[::-1]
+    accept(board, row, [])
+    return request.name
+
+
+def accept(board: Board, row: int, draft: list[int]) -> bool:
+    """Take what the response confirms and one more; False when the response has ended."""
+    rest = board.rest[row]
+    taken: list[int] = []
+    for token in chain(draft, [-1]):
+        if not rest:
+            break
+        taken.append(rest.pop())
+        if taken[-1] != token:
+            break
+    end = board.num_tokens[row]
+    board.token_ids[row, end : end + len(taken)] = taken
+    board.num_tokens[row] += len(taken)
+    board.accepted[row] = taken
+    return bool(rest)
+
+
+def fill(contestants: Sequence[Peer | Ours], texts: Sequence[Request], tokens: int) -> int:
+    """Give every contestant the same `tokens` tokens of finished responses; return how many."""
+    given = 0
+    nothing = np.zeros(0, np.int32)
+    for text in texts:
+        if given >= tokens:
+            break
+        response = text.response[: tokens - given]
+        for contestant in contestants:
+            contestant.start(text.name, nothing)
+            contestant.append(text.name, response)
+            contestant.stop(text.name)
+        given += len(response)
+    return given
+
+
+@dataclass
+class PromptTimes:
+    """Nanoseconds to start requests with prompts of about one length, and to stop them."""
+
+    length: int
+    start: dict[str, list[float]]
+    stop: dict[str, list[float]]
+
+    def per_token(self, contestant: str) -> float:
+        """Median nanoseconds per prompt token."""
+        return median(self.start[contestant])
+
+    def per_stop(self, contestant: str) -> float:
+        """Median nanoseconds."""
+        return median(self.stop[contestant])
+
+
+def time_prompts(
+    contestants: Sequence[Peer | Ours], texts: Sequence[Request], length: int, repeats: int
+) -> PromptTimes:
+    """Start and stop requests whose prompt is `length` tokens of the texts, alternating."""
+    result = PromptTimes(
+        length, {c.name: [] for c in contestants}, {c.name: [] for c in contestants}
+    )
+    enough = [text.response for text in texts if len(text.response) >= length]
+    for number, response in enumerate(islice(cycle(enough), repeats)):
+        prompt = np.ascontiguousarray(response[:length])
+        first = number % len(contestants)
+        for contestant in (*contestants[first:], *contestants[:first]):
+            before = now()
+            contestant.start(f"prompt {length} {number}", prompt)
+            between = now()
+            contestant.stop(f"prompt {length} {number}")
+            after = now()
+            result.start[contestant.name].append((between - before) / length)
+            result.stop[contestant.name].append(after - between)
+    return result
