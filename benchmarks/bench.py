@@ -28,7 +28,7 @@ from bench_steps import Ours, Peer, PromptTimes, StepTimes, fill, time_prompts, 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from traces import ROOT, code_edits, source_files, spec_bench, unchanged_files
+from traces import NEW, OLD, ROOT, code_edits, source_files, spec_bench, unchanged_files
 
 HERE = Path(__file__).resolve().parent
 OUTPUT = ROOT / "build" / "bench" / "bench.json"
