@@ -82,7 +82,7 @@ def infer_surface(
         A surface in the order of the plugin's modules; `why` names the places in the plugin. It
         may be empty: then the plugin uses nothing of the package.
     """
-    known = Release(release) if release is not None else None
+    known = Release.of(release) if release is not None else None
     model = Plugin(plugin, package=package, release=known)
     uses = find_uses(model)
     symbols = _Symbols(model, uses, known)

@@ -30,15 +30,6 @@ _DATACLASS = frozenset(("dataclass", "config", "dataclasses.dataclass", "pydanti
 _FIELD_BASES = frozenset(("BaseModel", "Struct", "NamedTuple", "TypedDict"))
 
 
-def release_of(tree: SourceTree) -> Release:
-    """The names of a tree; one `Release` is kept for each tree object."""
-    known = getattr(tree, "_infer_release", None)
-    if not isinstance(known, Release):
-        known = Release(tree)
-        tree._infer_release = known  # type: ignore[attr-defined]
-    return known
-
-
 # --- functions -----------------------------------------------------------------------------
 
 
@@ -52,7 +43,7 @@ def judge_function_by_use(
     take, `compatible` where the signature changed and everything still fits, and nothing where it
     did not change or a release does not have it.
     """
-    old, new = release_of(old_tree), release_of(new_tree)
+    old, new = Release.of(old_tree), Release.of(new_tree)
     before, after = old.find(symbol.module, symbol.name), new.find(symbol.module, symbol.name)
     if before is None or after is None:
         return []
@@ -91,6 +82,7 @@ class _Where:
         detail: str = "",
         severity: Severity | None = None,
     ) -> Outcome:
+        """Say something of it, with the definitions as witnesses unless `new` is another."""
         return Outcome(
             verdict,
             f"{self.target}: {message}",
@@ -99,6 +91,12 @@ class _Where:
             detail,
             severity,
             self.target,
+        )
+
+    def fits(self) -> Outcome:
+        """The signature changed, and nothing that the plugin does is touched by it."""
+        return self.outcome(
+            Verdict.COMPATIBLE, f"{_difference(self.was, self.now)}; what the plugin does fits"
         )
 
 
@@ -205,7 +203,7 @@ def judge_class_by_use(
     bind to the new one, `new-demand` for each new abstract method that `provides` lacks, and
     nothing where source does not tell the constructor.
     """
-    old, new = release_of(old_tree), release_of(new_tree)
+    old, new = Release.of(old_tree), Release.of(new_tree)
     before, after = old.find(symbol.module, symbol.name), new.find(symbol.module, symbol.name)
     if before is None or after is None or "class" not in (before.kind, after.kind):
         return []
@@ -216,8 +214,7 @@ def judge_class_by_use(
         where = _Where(target, _location(old, before), _location(new, after), was, now)
         outcomes += _broken_calls(symbol.calls, where)
         if not outcomes and symbol.calls:
-            difference = f"{_difference(was, now)}; what the plugin does fits"
-            outcomes.append(where.outcome(Verdict.COMPATIBLE, difference))
+            outcomes.append(where.fits())
     if symbol.provides:
         outcomes += _abstract(symbol, old, new, before, after)
     return outcomes
@@ -311,7 +308,7 @@ def _of_fields(release: Release, lineage: list[Definition]) -> inspect.Signature
 
 
 def _field_default(value: ast.expr | None) -> object:
-    """The default of a field: `empty` where it has none, None where it is no constructor argument."""
+    """The default of a field, `empty` where it has none, None where it is no argument."""
     if value is None:
         return _P.empty
     if isinstance(value, ast.Call):

@@ -64,6 +64,16 @@ class _Module:
 class Release:
     """Names of one release. Methods cost a parse per module the first time, then nothing."""
 
+    @classmethod
+    def of(cls, tree: SourceTree) -> Release:
+        """The names of a tree: one object for each of the last trees that were asked for."""
+        known = _RELEASES.get(id(tree))
+        if known is None or known.tree is not tree:
+            while len(_RELEASES) >= _KEPT:
+                _RELEASES.pop(next(iter(_RELEASES)))
+            known = _RELEASES[id(tree)] = cls(tree)
+        return known
+
     def __init__(self, tree: SourceTree) -> None:
         self.tree = tree
         self.package = tree.package
@@ -460,6 +470,9 @@ class Release:
         return _Module(dotted, self.tree.is_package(dotted), tree, names, stars)
 
 
+_RELEASES: dict[int, Release] = {}
+_KEPT = 2
+"""A comparison looks at two releases; a release holds its parsed modules."""
 _HARMLESS_BASES = frozenset(
     ("object", "ABC", "Protocol", "Generic", "Enum", "IntEnum", "NamedTuple", "TypedDict")
 )
