@@ -28,9 +28,11 @@ def lay_out(tree: SourceTree, directory: Path) -> Path:
         path = partial / tree.path(module)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(tree.data(module) or b"")
-    metadata = partial / f"vllm-{tree.version}.dist-info" / "METADATA"
+    # The local part is what tells vLLM that it is a build for the CPU.
+    version = f"{tree.version}+cpu"
+    metadata = partial / f"vllm-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
-    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {tree.version}\n", encoding="utf-8")
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
     try:
         partial.rename(target)
     except OSError:  # another process was faster
