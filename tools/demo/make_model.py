@@ -299,6 +299,7 @@ def main() -> int:
     )
     folder: Path = parser.parse_args().folder.resolve()
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is local: never wait for a hub
+    os.environ["TQDM_DISABLE"] = "1"
     try:
         smollm2 = make("smollm2-135m", folder, save_smollm2)
         make("tiny-llama", folder, lambda target: save_tiny_llama(target, smollm2))

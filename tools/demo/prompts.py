@@ -88,10 +88,12 @@ def _functions(source: str) -> list[tuple[str, str]]:
 
 def _extracts(root: Path) -> list[Prompt]:
     passages = []
-    for path in sorted(root.glob("docs/*.md")):
-        blocks = path.read_text().split("\n\n")
-        prose = [block for block in blocks if block[:1].isalpha() and len(block) >= 250]
-        passages += [(path, number, block) for number, block in enumerate(prose)]
+    for path in [root / "README.md", *sorted(root.glob("docs/*.md"))]:
+        passages += [(path, block) for block in path.read_text().split("\n\n")]
+    for path in sorted(root.glob("*/*/src/**/*.py")):
+        summary = ast.get_docstring(ast.parse(path.read_text())) or ""
+        passages.append((path, summary.replace("\n\n", "\n")))
+    prose = [(path, text) for path, text in passages if text[:1].isalpha() and len(text) >= 200]
     tasks = (
         "Copy out the first two sentences of this text, word for word.",
         "Repeat this text with every comma replaced by a semicolon.",
@@ -100,9 +102,10 @@ def _extracts(root: Path) -> list[Prompt]:
         "Correct any spelling mistakes in this text and reply with the whole text.",
     )
     prompts = []
-    for i, (path, number, block) in enumerate(_spread(passages, "paragraphs in docs/")):
-        text = f"{tasks[i % len(tasks)]}\n\nText:\n{block[:1200]}"
-        prompts.append(Prompt("extract", f"{path.relative_to(root).as_posix()}#{number}", text))
+    chosen = _spread(prose, "paragraphs of prose in README.md, docs/ and modules")
+    for i, (path, passage) in enumerate(chosen):
+        text = f"{tasks[i % len(tasks)]}\n\nText:\n{passage[:1200]}"
+        prompts.append(Prompt("extract", path.relative_to(root).as_posix(), text))
     return prompts
 
 
