@@ -6,6 +6,7 @@ two releases against each other. Both return outcomes with a witness in the sour
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Iterator
@@ -21,12 +22,14 @@ from vllm_drift import normal
 from vllm_drift.collect import NotParsed, parse_signature
 from vllm_drift.facts import Assignment, Call, Class, Function, Signature
 from vllm_drift.findings import Location, Severity, Verdict
+from vllm_drift.infer_by_use import judge_class_by_use, judge_function_by_use
 from vllm_drift.judging import (
     Context,
     Outcome,
     View,
     body_outcome,
     is_patched,
+    is_rebound,
     lost,
     of_changes,
 )
@@ -130,12 +133,15 @@ def _compare_one_function(
         if shim is not None:
             outcomes.append(_with_old(shim, was))
     changes = function_changes(old_function, new_function)
+    if symbol is not None and (symbol.calls or symbol.replacement is not None):
+        outcomes += judge_function_by_use(symbol, old.tree, new.tree)
+        changes = [c for c in changes if c.kind not in _BINDING and _matters(c, symbol)]
+        added: set[str] = set()
+    else:
+        added = {c.name for c in changes if c.kind == "added" and c.name}
     if changes:
         what = f"{target}{new_function.signature}"
         outcomes.append(of_changes(what, changes, was, now, target=target))
-        added = {
-            c.name for c in changes if c.kind == "added" and c.name
-        }
         outcomes += _new_arguments(name, added, old_function, context, was)
     moved = old.resolve(module, name).target != new.resolve(module, name).target
     if moved and not outcomes:
@@ -149,6 +155,10 @@ def _compare_one_function(
                 target=target,
             )
         )
+    if not patched:
+        if outcomes:
+            return outcomes
+        return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", was, now, target=target)]
     upstreamed = _upstreamed(name, old_model, old_function, new_model, new_function, context)
     if upstreamed is not None:
         return [*outcomes, upstreamed]
@@ -160,6 +170,19 @@ def _compare_one_function(
     if outcomes:
         return outcomes
     return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", was, now, target=target)]
+
+
+_BINDING = frozenset({"added", "removed", "renamed", "reordered", "required", "optional"})
+"""Kinds of changes that binding the known calls judges better than the shape alone."""
+
+
+def _matters(change: Change, symbol: FunctionShape) -> bool:
+    """Whether a change that does not stop calls from binding can reach the plugin."""
+    if change.kind == "kind" and change.name:
+        return False  # of one parameter: binding judges it
+    if change.kind != "default" or symbol.replacement is not None:
+        return True
+    return any(not re.search(rf"\b{re.escape(change.name)}\s*=", c) for c in symbol.calls)
 
 
 def _no_function(module: str, name: str, view: View, old: View | None) -> Outcome:
@@ -186,7 +209,7 @@ def _shim(symbol: FunctionShape, view: View) -> Outcome | None:
     found = view.resolve(symbol.module, symbol.name)
     if "." in symbol.name or not found.found or found.module == symbol.module:
         return None
-    if not is_patched(symbol):
+    if not is_rebound(symbol):
         return None
     reader = _reader(view, symbol.module, symbol.name)
     if reader is not None:
@@ -352,10 +375,10 @@ def judge_class(symbol: ClassShape, context: Context) -> list[Outcome]:
             parameter = _init_parameter(view, model, cls, name)
             if parameter is None:
                 outcomes.append(_no_member(view, None, model, cls, name, "field", target))
-            elif (parameter.default or "") != wanted:
-                changes.append(_default_change(name, wanted, parameter.default or ""))
-        elif fields[name][1].value != wanted:
-            changes.append(_default_change(name, wanted, fields[name][1].value))
+            else:
+                changes += _default_changes(name, wanted, parameter.default or "")
+        else:
+            changes += _default_changes(name, wanted, fields[name][1].value)
     for method in symbol.methods:
         if view.resolver.member(model.dotted, cls.qualname, method) is None:
             outcomes.append(_no_method(view, None, symbol, method))
@@ -364,6 +387,31 @@ def judge_class(symbol: ClassShape, context: Context) -> list[Outcome]:
     return outcomes or [
         Outcome(Verdict.UNCHANGED, f"{target} is as declared", None, here, target=target)
     ]
+
+
+def _default_changes(name: str, before: str, after: str) -> list[Change]:
+    """How a field's default changed; `Field(default=None, gt=0)` and `None` are the same default."""
+    if before == after:
+        return []
+    if before and after and _default_of(before) == _default_of(after):
+        words = f"field {name} is {after} instead of {before}, with the same default"
+        return [Change(words, Severity.INFO, name, "constraint")]
+    return [_default_change(name, before, after)]
+
+
+def _default_of(text: str) -> str:
+    """What a field is when it is not given: the default inside `Field(...)`, or the text itself."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        return text
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].lower() == "field":
+        for keyword in node.keywords:
+            if keyword.arg in ("default", "default_factory", "factory"):
+                made = keyword.arg != "default"
+                return ast.unparse(keyword.value) + ("()" if made else "")
+        return ast.unparse(node.args[0]) if node.args else "..."
+    return text
 
 
 def _default_change(name: str, before: str, after: str) -> Change:
@@ -458,7 +506,10 @@ def compare_class(symbol: ClassShape, context: Context) -> list[Outcome]:
         elif had is not None:
             found = _compare_one_function(symbol.module, name, context, patched=True)
             outcomes += [o for o in found if o.verdict is not Verdict.UNCHANGED]
-    outcomes += _abstract_demands(symbol, context, before, after)
+    if symbol.calls or symbol.provides:
+        outcomes += judge_class_by_use(symbol, old.tree, new.tree)
+    if not symbol.provides:
+        outcomes += _abstract_demands(symbol, context, before, after)
     if not outcomes and (old_model.dotted, old_cls.qualname) != (new_model.dotted, new_cls.qualname):
         outcomes.append(
             Outcome(
@@ -543,8 +594,8 @@ def _field_changes(
                 changes.append(Change(f"field {name} was removed", name=name, kind="removed"))
         elif had is None and has is not None:
             changes.append(Change(f"field {name} is new", Severity.INFO, name, "added"))
-        elif had is not None and has is not None and had[1].value != has[1].value:
-            changes.append(_default_change(name, had[1].value, has[1].value))
+        elif had is not None and has is not None:
+            changes += _default_changes(name, had[1].value, has[1].value)
     if symbol.fields and _takes_fields(after[1]):
         for name, (_, field) in new_fields.items():
             if name not in old_fields and _is_required(field):
@@ -570,8 +621,8 @@ def _parameter_as_field(
     has = _init_parameter(context.new, *after, name)
     if had is not None and has is None:
         return [Change(f"parameter {name} of __init__ was removed", name=name, kind="removed")]
-    if had is not None and has is not None and had.default != has.default:
-        return [_default_change(name, had.default or "", has.default or "")]
+    if had is not None and has is not None:
+        return _default_changes(name, had.default or "", has.default or "")
     return []
 
 
@@ -853,6 +904,8 @@ def _enum_values(view: View, found: Resolution) -> _Values | Outcome:
 def judge_constant(symbol: Constant, context: Context) -> list[Outcome]:
     """Hold a constant of one release against its declared value or members."""
     target = f"{symbol.module}:{symbol.name}"
+    if symbol.value is None and not symbol.contains:
+        return [_presence(symbol, context.new)]
     found = _values(context.new, symbol.module, symbol.name)
     if isinstance(found, Outcome):
         return [found]
@@ -884,11 +937,41 @@ def judge_constant(symbol: Constant, context: Context) -> list[Outcome]:
     return [Outcome(Verdict.UNCHANGED, f"{target} is as declared", None, here, target=target)]
 
 
+def _presence(symbol: Constant, view: View) -> Outcome:
+    """Whether the name is there, whatever it holds."""
+    target = f"{symbol.module}:{symbol.name}"
+    found = view.resolve(symbol.module, symbol.name)
+    if found.found or found.status == "outside":
+        return Outcome(
+            Verdict.UNCHANGED, f"{target} is there", None, found.location, target=target
+        )
+    if found.status == "missing":
+        moved = _moved_constant(view, symbol.module, symbol.name)
+        if moved is not None:
+            return moved
+    return lost(view, None, symbol.module, symbol.name, kind="class")
+
+
+def _compare_presence(symbol: Constant, old: View, new: View) -> list[Outcome]:
+    target = f"{symbol.module}:{symbol.name}"
+    before, after = _presence(symbol, old), _presence(symbol, new)
+    if before.verdict is not Verdict.UNCHANGED:
+        if after.verdict is not Verdict.UNCHANGED:
+            return []
+        return [_appeared(target, after.new, old.label)]
+    if after.verdict is Verdict.UNCHANGED:
+        words = f"{target} is unchanged"
+        return [Outcome(Verdict.UNCHANGED, words, before.new, after.new, target=target)]
+    return [_with_old(after, before.new)]
+
+
 def compare_constant(symbol: Constant, context: Context) -> list[Outcome]:
     """Hold the declared values of a constant in two releases against each other."""
     old, new = context.old, context.new
     assert old is not None
     target = f"{symbol.module}:{symbol.name}"
+    if symbol.value is None and not symbol.contains:
+        return _compare_presence(symbol, old, new)
     before = _values(old, symbol.module, symbol.name)
     after = _values(new, symbol.module, symbol.name)
     if isinstance(before, Outcome):

@@ -20,11 +20,12 @@ from drafter_compat.surface import (
     Symbol,
 )
 from vllm_drift import normal
+from vllm_drift.collect import NotParsed, parse_signature
 from vllm_drift.facts import AttributeUse, Call, Function, Import
 from vllm_drift.findings import Location, Severity, Verdict
 from vllm_drift.judging import Context, Outcome, View, body_outcome, lost, of_changes
 from vllm_drift.model import Binding, ModuleModel
-from vllm_drift.shapes import CallShape, call_changes
+from vllm_drift.shapes import CallShape, binding_problem, call_changes
 
 __all__ = [
     "compare_anchor",
@@ -196,7 +197,7 @@ def compare_from_import(symbol: FromImport, context: Context) -> list[Outcome]:
     outcomes: list[Outcome] = []
     if before.binding is not None:
         problem = _binding_problem(new, was, symbol.module, symbol.name, after)
-        if problem is not None:
+        if problem is not None and not _had_problem(old, symbol, before, problem):
             return [problem]
     for name in symbol.read_in:
         use = before.uses.get(name)
@@ -235,6 +236,8 @@ def _binding_problem(
             target=target,
         )
     if bound.binding is not None:
+        if bound.binding.kind in ("class", "function"):
+            return None  # defined here: whoever imports it later gets what is put in its place
         if bound.uses or _read_at_module_level(bound.model, name):
             return None
         for dotted, use in _readers_elsewhere(view, name, module):
@@ -302,6 +305,14 @@ def _binding_problem(
         Location(path, 1),
         target=target,
     )
+
+
+def _had_problem(
+    old: View, symbol: FromImport | ReplacedClass, before: _Bound, problem: Outcome
+) -> bool:
+    """Whether the older release has the same problem already."""
+    known = _binding_problem(old, None, symbol.module, symbol.name, before)
+    return known is not None and known.verdict is problem.verdict
 
 
 def _where_else(view: View, module: str, name: str) -> str:
@@ -465,7 +476,7 @@ def compare_replaced_class(symbol: ReplacedClass, context: Context) -> list[Outc
     if after is None:
         return [lost(new, old, symbol.module, symbol.name, kind="class")]
     problem = _binding_problem(new, was, symbol.module, symbol.name, after)
-    if problem is not None:
+    if problem is not None and not _had_problem(old, symbol, before, problem):
         return [problem]
     outcomes = []
     if before.source != after.source:
@@ -599,7 +610,12 @@ def _new_demands(symbol: ReplacedClass, context: Context) -> list[Outcome]:
     assert context.old is not None
     before, after = _demands(context.old, symbol), _demands(context.new, symbol)
     declared = context.known_methods.get(symbol.name, set()) | context.known_methods.get("", set())
-    outcomes = []
+    settled = {(member, why) for member, _, _, why in _unfit_calls(symbol, context.old)}
+    outcomes = [
+        _unfit_outcome(symbol, found, _class_place(context.old, symbol))
+        for found in _unfit_calls(symbol, context.new)
+        if (found[0], found[3]) not in settled
+    ]
     for name, demand in after.items():
         if name in before or name in declared or _plugin_provides(context, symbol, name):
             continue
@@ -621,10 +637,11 @@ def _undeclared_demands(symbol: ReplacedClass, context: Context) -> list[Outcome
     declares any.
     """
     declared = context.known_methods.get(symbol.name, set())
-    if not declared:
-        return []
+    unfit = [_unfit_outcome(symbol, found, None) for found in _unfit_calls(symbol, context.new)]
+    if not declared and not symbol.provides:
+        return unfit
     declared = declared | context.known_methods.get("", set())
-    return [
+    return unfit + [
         Outcome(
             Verdict.NEW_DEMAND,
             f"vLLM reads .{name} of an object of {symbol.name} (in {demand.location}); the surface "
@@ -644,28 +661,63 @@ def _class_place(view: View, symbol: ReplacedClass) -> Location | None:
 
 
 def _plugin_provides(context: Context, symbol: ReplacedClass, name: str) -> bool:
-    """Whether a class of the plugin that may be the replacement has the attribute, or inherits it from
-    the class that it replaces.
+    """Whether the class that the plugin puts there has the attribute, as the surface or the plugin's
+    source says.
     """
+    if symbol.provides:
+        return name in dict(symbol.provides)
     if context.plugin is None:
         return False
-    for dotted in context.plugin.tree.files_containing("class "):
-        model = context.plugin.resolver.model(dotted)
-        if model is None:
-            continue
-        for qualname in model.names():
-            if not any(kind == "class" for kind, _ in model.places(qualname)):
-                continue
-            cls = model.class_(qualname)
-            if cls is None:
-                continue
-            heirs = any(b.rpartition(".")[2] == symbol.name for b in cls.bases)
-            if heirs and context.new.resolver.member(symbol.source, symbol.name, name) is not None:
-                return True
-            if heirs or qualname.rpartition(".")[2] == symbol.name or "propose" in model.members(qualname):
-                if context.plugin.resolver.member(dotted, qualname, name) is not None:
-                    return True
+    known = context.known_methods.get(symbol.name, set())
+    for model, owner in context.plugin.replacements_of(symbol.name, known):
+        if context.plugin.resolver.member(model.dotted, owner, name) is not None:
+            return True
+        cls = model.class_header(owner)
+        if cls is not None and any(b.rpartition(".")[2] == symbol.name for b in cls.bases):
+            return context.new.resolver.member(symbol.source, symbol.name, name) is not None
     return False
+
+
+def _unfit_calls(symbol: ReplacedClass, view: View) -> Iterator[tuple[str, Location, Call, str]]:
+    """The calls of vLLM that the class which the plugin provides cannot take, as
+    (member, place, call, why).
+    """
+    model = view.model(symbol.module)
+    signatures = dict(symbol.provides)
+    if model is None or not signatures:
+        return
+    for function in model.functions_mentioning(symbol.name):
+        for call in function.calls:
+            if call.callee.rpartition(".")[2] == symbol.name and "__init__" in signatures:
+                member = "__init__"
+            elif any(n.rpartition(".")[2] == symbol.name for n in call.narrowed):
+                member = call.name
+            else:
+                continue
+            text = signatures.get(member)
+            if not text:
+                continue
+            try:
+                signature = parse_signature(text)
+            except NotParsed:
+                continue
+            problem = binding_problem(signature, call, bound=True)
+            if problem is not None:
+                yield member, Location(model.path, call.line), call, problem
+
+
+def _unfit_outcome(
+    symbol: ReplacedClass, found: tuple[str, Location, Call, str], was: Location | None
+) -> Outcome:
+    member, place, call, problem = found
+    return Outcome(
+        Verdict.NEW_DEMAND,
+        f"vLLM calls {call.callee}{CallShape.of(call)}, which the plugin's {member}"
+        f"{dict(symbol.provides)[member]} cannot take: {problem}",
+        was,
+        place,
+        target=f"{symbol.module}:{symbol.name}.{member}",
+    )
 
 
 # calls --------------------------------------------------------------------------------------------

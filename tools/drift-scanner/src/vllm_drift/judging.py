@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from drafter_compat.surface import MethodCall, Surface, Symbol
+from drafter_compat.surface import FunctionShape, MethodCall, Surface, Symbol
 from vllm_drift.cache import Cache
 from vllm_drift.facts import Class, Function, walk_functions
 from vllm_drift.findings import DEFAULT_SEVERITY, Finding, Location, Severity, Verdict
@@ -47,13 +47,16 @@ class Outcome:
         return self.effective_severity is Severity.INFO
 
     def finding(self, symbol: Symbol, release: str) -> Finding:
-        """The finding that says this of a symbol."""
+        """The finding that says this of a symbol; what the plugin copes without is information."""
+        severity, message = self.effective_severity, self.message
+        if symbol.optional and severity is not Severity.INFO:
+            severity, message = Severity.INFO, f"{message} (optional: the plugin copes without it)"
         return Finding(
             symbol=symbol.id,
             kind=symbol.kind,
             verdict=self.verdict,
-            severity=self.effective_severity,
-            message=self.message,
+            severity=severity,
+            message=message,
             old=self.old,
             new=self.new,
             detail=self.detail,
@@ -153,6 +156,26 @@ class PluginSource:
                 yield model, owner
 
 
+    def replacements_of(self, name: str, methods: set[str]) -> Iterator[tuple[ModuleModel, str]]:
+        """Yield the classes that may stand for the package's class `name`: of that name, derived from
+        it, or with all the methods that are called on it.
+        """
+        for dotted in self.tree.files_containing("class "):
+            model = self.resolver.model(dotted)
+            if model is None:
+                continue
+            for qualname in model.names():
+                if all(kind != "class" for kind, _ in model.places(qualname)):
+                    continue
+                header = model.class_header(qualname)
+                derived = header is not None and any(
+                    b.rpartition(".")[2] == name for b in header.bases
+                )
+                fits = bool(methods) and methods <= set(model.members(qualname))
+                if derived or fits or qualname.rpartition(".")[2] == name:
+                    yield model, qualname
+
+
 @dataclass
 class Context:
     """What a comparison or a scan is about, besides the symbol."""
@@ -180,8 +203,22 @@ _PATCHED = re.compile(
 
 
 def is_patched(symbol: Symbol) -> bool:
-    """Whether the plugin puts something of its own in the symbol's place, as its `why` says."""
+    """Whether the plugin puts something of its own in the symbol's place: as its keys say, or, where
+    they say nothing about use, as its `why` does.
+    """
+    if isinstance(symbol, FunctionShape) and (symbol.replacement is not None or symbol.rebound):
+        return True
     return _PATCHED.search(symbol.why) is not None
+
+
+def is_rebound(symbol: FunctionShape) -> bool:
+    """Whether the plugin assigns to the function's name in its module, so that only what reads the name
+    there sees the replacement.
+    """
+    if symbol.rebound:
+        return True
+    declared = symbol.replacement is not None or bool(symbol.calls)
+    return "." not in symbol.name and not declared and is_patched(symbol)
 
 
 def worst(changes: Iterable[Change]) -> Severity:

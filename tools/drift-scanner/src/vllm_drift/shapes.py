@@ -18,6 +18,7 @@ __all__ = [
     "CallShape",
     "Change",
     "accepts",
+    "binding_problem",
     "call_changes",
     "function_changes",
     "signature_changes",
@@ -241,6 +242,36 @@ def accepts(signature: Signature, keyword: str) -> bool:
     if parameter is not None and parameter.kind in ("positional", "keyword-only"):
         return True
     return any(p.kind == "**kwargs" for p in signature.parameters)
+
+
+def binding_problem(signature: Signature, call: Call, *, bound: bool) -> str | None:
+    """Why a call does not fit a signature, or None where it does, or may.
+
+    `bound`: the signature's first parameter is the object, which the call does not pass.
+    """
+    parameters = signature.parameters[1:] if bound else signature.parameters
+    positional = [p for p in parameters if p.by_position]
+    open_positions = any(a.star == "*" for a in call.args)
+    open_keywords = any(a.star == "**" for a in call.args)
+    count = len(call.positional)
+    if not open_positions and count > len(positional):
+        if not any(p.kind == "*args" for p in parameters):
+            extra = call.positional[len(positional)]
+            return f"it passes {count} positional arguments, {extra} among them"
+    filled = {p.name for p in positional[:count]}
+    for keyword, _ in call.keywords:
+        if keyword == "**":
+            continue
+        if not accepts(Signature(parameters), keyword):
+            return f"it passes {keyword}="
+        if keyword in filled and not open_positions:
+            return f"it passes {keyword} twice"
+        filled.add(keyword)
+    if not open_positions and not open_keywords:
+        for parameter in parameters:
+            if parameter.required and parameter.name not in filled:
+                return f"it does not pass {parameter.name}"
+    return None
 
 
 # calls --------------------------------------------------------------------------------------------
