@@ -360,19 +360,23 @@ def _narrowed(node: ast.AST, name: str) -> ast.expr | None:
 
 
 @dataclass(frozen=True)
-class _CallShape:
+class CallShape:
+    """The arguments of a call, as source text without the accidents of layout."""
+
     args: tuple[str, ...]
     keywords: frozenset[tuple[str, str]]
 
     @classmethod
-    def of(cls, call: ast.Call) -> _CallShape:
+    def of(cls, call: ast.Call) -> CallShape:
+        """Of a call in the source."""
         return cls(
             tuple(ast.unparse(arg) for arg in call.args),
             frozenset((item.arg or "**", ast.unparse(item.value)) for item in call.keywords),
         )
 
     @classmethod
-    def declared(cls, symbol: ConstructorCall | MethodCall) -> _CallShape:
+    def declared(cls, symbol: ConstructorCall | MethodCall) -> CallShape:
+        """Of a call as a manifest declares it."""
         return cls(
             tuple(map(normalised, symbol.args)),
             frozenset((name, normalised(text)) for name, text in symbol.keywords),
@@ -393,14 +397,14 @@ def _compare_calls(
     source: ModuleSource,
     tree: SourceTree,
 ) -> Found:
-    expected = _CallShape.declared(symbol)
+    expected = CallShape.declared(symbol)
     if not calls:
         function = _function(tree, source, symbol.function)
         raise _Wrong(
             f"{symbol.function} does not call {what}", tree.location(source, function.lineno)
         )
     for call in calls:
-        shape = _CallShape.of(call)
+        shape = CallShape.of(call)
         if shape != expected:
             raise _Wrong(f"{what}{shape}", tree.location(source, call.lineno))
     return f"{what}{expected}", tree.location(source, calls[0].lineno)
@@ -412,12 +416,13 @@ def _check_constructor_call(symbol: ConstructorCall, tree: SourceTree) -> Found:
     calls = [
         node
         for node in ast.walk(function)
-        if isinstance(node, ast.Call) and _called_name(node) == symbol.name
+        if isinstance(node, ast.Call) and called_name(node) == symbol.name
     ]
     return _compare_calls(symbol, symbol.name, calls, source, tree)
 
 
-def _called_name(call: ast.Call) -> str:
+def called_name(call: ast.Call) -> str:
+    """The last part of what is called, or nothing if it has no name."""
     if isinstance(call.func, (ast.Name, ast.Attribute)):
         return ast.unparse(call.func).rpartition(".")[2]
     return ""
@@ -431,23 +436,25 @@ def _check_method_call(symbol: MethodCall, tree: SourceTree) -> Found:
         calls = list(_method_calls(function, value, symbol.method))
         return _compare_calls(symbol, f"{value}.{symbol.method}", calls, source, tree)
     assert symbol.name is not None
-    calls = list(_narrowed_calls(function.body, symbol.name, symbol.method))
+    calls = list(narrowed_calls(function.body, symbol.name, symbol.method))
     return _compare_calls(symbol, f"{symbol.name}.{symbol.method}", calls, source, tree)
 
 
-def _method_calls(node: ast.AST, value: str, method: str) -> Iterator[ast.Call]:
+def _method_calls(node: ast.AST, value: str, method: str | None) -> Iterator[ast.Call]:
     for item in ast.walk(node):
         if (
             isinstance(item, ast.Call)
             and isinstance(item.func, ast.Attribute)
-            and item.func.attr == method
+            and method in (None, item.func.attr)
             and ast.unparse(item.func.value) == value
         ):
             yield item
 
 
-def _narrowed_calls(body: list[ast.stmt], name: str, method: str) -> Iterator[ast.Call]:
-    """Calls of `method` on a value that an assert or an if has narrowed to `name`."""
+def narrowed_calls(
+    body: list[ast.stmt], name: str, method: str | None = None
+) -> Iterator[ast.Call]:
+    """Calls of `method`, or of any, on a value that an assert or an if has narrowed to `name`."""
     narrowed: set[str] = set()
     for statement in body:
         for value in narrowed:
@@ -467,7 +474,7 @@ def _narrowed_calls(body: list[ast.stmt], name: str, method: str) -> Iterator[as
                     yield from _method_calls(inner, value, method)
         if not narrowed:
             for inner_body in _bodies(statement):
-                yield from _narrowed_calls(inner_body, name, method)
+                yield from narrowed_calls(inner_body, name, method)
 
 
 def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
@@ -645,14 +652,14 @@ def _calls(node: ast.AST, source: ModuleSource, module: str, name: str) -> bool:
     bindings = source.local_bindings(node, name) or source.module_level_bindings(name)
     if bindings and all(binding.source != module for binding in bindings):
         return False
-    return any(isinstance(item, ast.Call) and _called_name(item) == name for item in ast.walk(node))
+    return any(isinstance(item, ast.Call) and called_name(item) == name for item in ast.walk(node))
 
 
 def _callers(module: str, name: str, tree: SourceTree) -> Iterator[str]:
     for source in tree.modules_that_mention(name):
         for qualname, function in _functions(source.tree.body, ""):
             own = _without_inner_functions(function)
-            if any(isinstance(item, ast.Call) and _called_name(item) == name for item in own):
+            if any(isinstance(item, ast.Call) and called_name(item) == name for item in own):
                 yield f"{source.name}:{qualname}"
 
 
@@ -706,12 +713,12 @@ def _expect_replaced_class(symbol: ReplacedClass) -> str:
 
 
 def _expect_constructor_call(symbol: ConstructorCall) -> str:
-    return f"{symbol.function} constructs {symbol.name}{_CallShape.declared(symbol)}"
+    return f"{symbol.function} constructs {symbol.name}{CallShape.declared(symbol)}"
 
 
 def _expect_method_call(symbol: MethodCall) -> str:
     value = symbol.name or symbol.value
-    return f"{symbol.function} calls {value}.{symbol.method}{_CallShape.declared(symbol)}"
+    return f"{symbol.function} calls {value}.{symbol.method}{CallShape.declared(symbol)}"
 
 
 def _expect_attributes(symbol: Attributes) -> str:

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -24,7 +24,7 @@ from typing import Any
 import wrapt
 from packaging.version import Version
 
-from drafter_compat.patch import AppliedPatch, Patch, PatchError, _nearest, lay_over
+from drafter_compat.patch import AppliedPatch, Patch, PatchError, PatchSpec, _nearest, lay_over
 from drafter_compat.versions import applies, installed_package, installed_vllm
 
 __all__ = ["PatchReport", "Registry", "Standing", "lone_registry"]
@@ -39,6 +39,10 @@ ENTRY_POINT_GROUP = "drafter_compat.registries"
 """Plugins name their registries in this entry-point group, so that one command finds them all."""
 
 APPLIED, PENDING, SKIPPED, FAILED, IDLE = "applied", "pending", "skipped", "failed", "idle"
+
+
+_Decision = tuple[str, str]
+"""A state and its detail."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class _Entry:
     applied: AppliedPatch | None = None
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> PatchSpec:
         return self.patch.spec
 
     def standing(self) -> Standing:
@@ -114,9 +118,11 @@ class Registry:
         patches: Iterable[type[Patch]] = (),
         *,
         package: str = "vllm",
+        versions: str = "",
         selection: bool = False,
     ) -> None:
         self.owner = owner
+        self.versions = versions
         self.package = package
         self.selection = selection
         self._entries: dict[str, _Entry] = {}
@@ -187,8 +193,14 @@ class Registry:
             ordered = self._ordered()
             chosen = self._chosen(select)
             version = version or self._installed_version(ordered)
+            decided: dict[str, _Decision] = {}
             for entry in ordered:
-                entry.state, entry.detail = self._decide(entry, chosen, version)
+                decided[entry.spec.name] = self._decide(entry.spec, chosen, version, decided)
+            for state, detail in decided.values():
+                if state == FAILED:
+                    raise PatchError(detail)
+            for entry in ordered:
+                entry.state, entry.detail = decided[entry.spec.name]
             try:
                 for entry in ordered:
                     if entry.state == PENDING:
@@ -236,8 +248,14 @@ class Registry:
                     todo.append(name)
         return chosen
 
-    def _decide(self, entry: _Entry, chosen: set[str] | None, version: str) -> tuple[str, str]:
-        spec = entry.spec
+    def _decide(
+        self,
+        spec: PatchSpec,
+        chosen: set[str] | None,
+        version: str,
+        decided: Mapping[str, _Decision],
+    ) -> _Decision:
+        """Whether to apply a patch, given what was decided about those before it."""
         if chosen is None and not spec.default:
             return SKIPPED, f"off by default; choose it with {SELECTION_VARIABLE}={spec.name}"
         if chosen is not None and spec.name not in chosen:
@@ -245,24 +263,19 @@ class Registry:
         if spec.versions and not applies(spec.versions, version):
             return SKIPPED, f"{self.package} {version} is outside {spec.versions}"
         if spec.pins and not _is_pinned(version, spec.pins):
-            message = (
+            return (SKIPPED if spec.optional else FAILED), (
                 f"patch {spec.name} was verified on {self.package} {', '.join(spec.pins)} only, "
-                f"not on "
-                f"{version}: verify it and add the version to its 'pins', or leave the patch out"
+                f"not on {version}: verify it and add the version to its 'pins', or leave it out"
             )
-            if spec.optional:
-                return SKIPPED, message
-            raise PatchError(message)
         for name in spec.requires:
-            if self._entries[name].state == SKIPPED:
-                return SKIPPED, f"requires {name}, which is skipped: {self._entries[name].detail}"
-        return PENDING, f"until {spec.target.module} is imported"
+            if decided[name][0] == SKIPPED:
+                return SKIPPED, f"requires {name}, which is skipped: {decided[name][1]}"
+        return PENDING, _waiting_for(spec)
 
     def _start(self, entry: _Entry) -> None:
         """Apply a patch now, or arrange that it will be."""
         module = entry.spec.target.module
         if entry.spec.when == "worker":
-            entry.detail = "until vLLM has started a worker in this process"
             _when_worker_started(lambda: self._apply_in_worker(entry))
             return
         if entry.spec.target.given is not None:
@@ -354,6 +367,28 @@ class Registry:
     def report(self) -> PatchReport:
         """How every patch stands now."""
         return PatchReport(self.owner, tuple(entry.standing() for entry in self._ordered()))
+
+    def plan(self, *, version: str, select: Sequence[str] | None = None) -> PatchReport:
+        """How every patch would stand right after `apply`, changing and importing nothing.
+
+        A patch that would stop the start-up stands as `failed`. PatchError for a wrong choice.
+        """
+        chosen = self._chosen(select)
+        decided: dict[str, _Decision] = {}
+        standings = []
+        for entry in self._ordered():
+            name = entry.spec.name
+            decided[name] = self._decide(entry.spec, chosen, version, decided)
+            standings.append(Standing(name, *decided[name], str(entry.spec.target)))
+        return PatchReport(self.owner, tuple(standings))
+
+
+def _waiting_for(spec: PatchSpec) -> str:
+    if spec.when == "worker":
+        return "until vLLM has started a worker in this process"
+    if spec.when == "registration":
+        return "until it is registered"
+    return f"until {spec.target.module} is imported"
 
 
 def _is_pinned(version: str, pins: tuple[str, ...]) -> bool:
