@@ -52,6 +52,12 @@ class Cache:
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cache) and other.directory == self.directory
+
+    def __hash__(self) -> int:
+        return hash((Cache, self.directory))
+
     def __repr__(self) -> str:
         return f"Cache({self.directory!r})"
 

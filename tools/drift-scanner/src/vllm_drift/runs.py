@@ -450,15 +450,17 @@ def _keep(
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(release: _Release) -> SourceTree:
+def _opened(release: _Release, cache: Cache) -> SourceTree:
     """Open a release; a process keeps the last two, as each is compared with both neighbours."""
-    return release.open()
+    tree = release.open()
+    tree.keep_searches(cache)
+    return tree
 
 
 def _scan(cache: Cache, surface: Surface, release: _Release) -> list[Finding]:
     from vllm_drift.scan import scan_surface
 
-    found = scan_surface(surface, _opened(release), cache=cache)
+    found = scan_surface(surface, _opened(release, cache), cache=cache)
     return [f.replace(release=release.label) for f in found]
 
 
@@ -467,7 +469,9 @@ def _compare(
 ) -> list[Finding]:
     from vllm_drift.compare import compare_surface
 
-    found = compare_surface(surface, _opened(old), _opened(new), plugin=plugin, cache=cache)
+    found = compare_surface(
+        surface, _opened(old, cache), _opened(new, cache), plugin=plugin, cache=cache
+    )
     return [f.replace(release=new.label, compared_with=old.label) for f in found]
 
 

@@ -16,13 +16,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 from packaging.version import InvalidVersion, Version
 
 __all__ = [
     "CorruptPack",
     "PackSummary",
+    "SearchStore",
     "SourceTree",
     "dotted_name",
     "pack_bytes",
@@ -52,6 +53,16 @@ def dotted_name(path: str) -> str:
     """Return the module name of a path below the root: `vllm/v1/__init__.py` -> `vllm.v1`."""
     stem = path.removesuffix(".py")
     return stem.removesuffix("/__init__").replace("/", ".")
+
+
+class SearchStore(Protocol):
+    """Where answers are kept: `vllm_drift.cache.Cache`, which knows this module."""
+
+    def get(self, kind: str, key: str) -> bytes | None:
+        """Return what was stored under the key, or None."""
+
+    def put(self, kind: str, key: str, data: bytes) -> None:
+        """Store bytes under the key."""
 
 
 class _Entry(NamedTuple):
@@ -101,6 +112,7 @@ class SourceTree:
         self._entries = dict(entries)
         self._blob = blob
         self._pack: Path | None = None
+        self._searches: SearchStore | None = None
         self._fingerprint = ""
         self._open: dict[str, bytes] = {}
 
@@ -162,8 +174,23 @@ class SourceTree:
         """Return the modules whose bytes contain all of the substrings (any of them with `any_of`).
 
         A plain text search, the cheap filter in front of parsing. The first call decompresses
-        everything, which costs ten times the search; keep the answer by `fingerprint`.
+        everything, which costs ten times the search; answers are kept where `keep_searches` says.
         """
+        if self._searches is None:
+            return self._search(substrings, any_of)
+        key = json.dumps(["search 1", self.fingerprint, any_of, sorted(substrings)])
+        stored = self._searches.get("facts", key)
+        if stored is not None:
+            return list(json.loads(stored))
+        found = self._search(substrings, any_of)
+        self._searches.put("facts", key, json.dumps(found).encode())
+        return found
+
+    def keep_searches(self, store: SearchStore) -> None:
+        """Keep the answers of `files_containing` in a cache, under the tree's fingerprint."""
+        self._searches = store
+
+    def _search(self, substrings: tuple[str, ...], any_of: bool) -> list[str]:
         wanted = [s.encode() for s in substrings]
         combine = any if any_of else all
         found = []
@@ -191,6 +218,7 @@ class SourceTree:
         )
         tree._open = self._open
         tree._fingerprint = self._fingerprint
+        tree._searches = self._searches
         return tree
 
     def _inflated(self, entry: _Entry) -> bytes:

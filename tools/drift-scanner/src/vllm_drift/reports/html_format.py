@@ -18,7 +18,7 @@ __all__ = ["render"]
 
 _SIGNS = {
     CellState.OK: ("✓", "as declared"),
-    CellState.HANDLED: ("◆", "changed; the surface declares both shapes"),
+    CellState.HANDLED: ("◆", "changed here, and declared so"),
     CellState.NOTE: ("✓", "as declared, with a note"),
     CellState.CANNOT_TELL: ("?", "cannot tell"),
     CellState.WARNING: ("!", "warning"),

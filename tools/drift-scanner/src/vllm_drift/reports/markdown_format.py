@@ -23,7 +23,7 @@ _CELLS = {
     CellState.UNUSED: "",
 }
 _LEGEND = (
-    "✅ as declared · 🔷 changed from the release before, and the surface declares both shapes · "
+    "✅ as declared · 🔷 changed here, and declared so · "
     "⚠️ warning · ❌ drift · ❔ cannot tell · ➖ not as declared, in a release that is not "
     "claimed · empty: not relied on"
 )

@@ -123,7 +123,7 @@ def _ledger(report: Report) -> RenderableType:
     first, last = matrix.releases[0].label, matrix.releases[-1].label
     legend = Text(
         f"columns: {len(matrix.releases)} releases, {first} to {last}.  ● as declared  "
-        f"◆ changed, both shapes declared  ! warning  x drift  ? cannot tell  "
+        f"◆ changed here, and declared so  ! warning  x drift  ? cannot tell  "
         f"– not as declared in a release that is not claimed",
         style="dim",
     )
