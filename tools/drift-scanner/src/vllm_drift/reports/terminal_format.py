@@ -120,9 +120,9 @@ def _ledger(report: Report) -> RenderableType:
             sign, color = _CELLS[cell.state]
             cells.append(Text(sign, style=color))
         table.add_row(Text(row.symbol + "  "), *cells)
-    first, last = matrix.releases[0].label, matrix.releases[-1].label
+    labels = [r.label for r in matrix.releases] or ["none"]
     legend = Text(
-        f"columns: {len(matrix.releases)} releases, {first} to {last}.  ● as declared  "
+        f"columns: {len(matrix.releases)} releases, {labels[0]} to {labels[-1]}.  ● as declared  "
         f"◆ changed here, and declared so  ! warning  x drift  ? cannot tell  "
         f"– not as declared in a release that is not claimed",
         style="dim",
