@@ -496,6 +496,21 @@ def test_what_our_own_patches_changed_is_judged_by_what_was_there_before(root: P
     Swap.revert()
 
 
+def test_a_module_imported_after_our_patch_is_judged_so_too(root: Path) -> None:
+    importlib.import_module("lib.drafter")
+
+    class Ours:
+        pass
+
+    class Swap(Patch, target="lib.drafter"):
+        Drafter = Ours
+
+    Swap.apply()
+    assert importlib.import_module("lib.runner").Drafter is Ours
+    assert live(REPLACED).ok
+    Swap.revert()
+
+
 def test_reports_can_be_added(root: Path) -> None:
     importlib.import_module("lib.runner")
     surface = surface_of(FROM_IMPORT)

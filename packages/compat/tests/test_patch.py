@@ -506,6 +506,23 @@ def test_patches_of_one_name_through_two_modules_conflict(mods, defining_first: 
     assert mods("mods.mod_b").ask() == 1
 
 
+def test_a_conflict_is_found_where_the_name_was_from_imported_after_the_first_patch(mods) -> None:
+    mods("mods.mod_a")
+    Answer = patch_answer()
+    Answer.apply()
+    late = mods("mods.late")
+
+    class InLate(Patch, target="mods.late"):
+        @staticmethod
+        def answer():
+            return 3
+
+    with pytest.raises(PatchConflict):
+        InLate.apply()
+    Answer.revert()
+    assert late.ask() == 1
+
+
 def test_a_class_named_by_a_string_is_patched_when_its_module_is_imported(mods) -> None:
     class Add(Patch, target="mods.mod_a:Thing", adds=("size",)):
         size = 3

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MISSING", "Layer", "Stack", "add_layer", "before", "beneath", "remove_layer", "stacks"]
+__all__ = [
+    "MISSING",
+    "Layer",
+    "Stack",
+    "add_layer",
+    "before",
+    "beneath",
+    "remove_layer",
+    "stacks",
+    "unpatched",
+]
 
 Owner = type | ModuleType
 
@@ -115,6 +125,14 @@ def before(owner: Owner, name: str) -> Any:
     """What the owner's own dict held before the first layer; MISSING if the name was not there."""
     stack = _stacks.get((id(owner), name))
     return vars(owner).get(name, MISSING) if stack is None else stack.base
+
+
+def unpatched(value: Any) -> Any:
+    """What was there before any layer, if `value` is what a layer put in place; else `value`."""
+    for stack in stacks():
+        if stack.base is not MISSING and any(layer.value is value for layer in stack.layers):
+            return stack.base
+    return value
 
 
 def beneath(owner: Owner, name: str, patch: Any) -> Any:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from drafter_compat._layers import MISSING, before
+from drafter_compat._layers import MISSING, before, unpatched
 from drafter_compat._source import (
     ModuleSource,
     SourceTree,
@@ -878,6 +878,8 @@ def _value(module: ModuleType, qualname: str) -> Any:
         value = getattr(value, part, MISSING) if raw is MISSING else raw
         if value is MISSING:
             return MISSING
+        # Who from-imported the name after it was patched holds the replacement.
+        value = unpatched(value)
     return value
 
 

@@ -486,7 +486,8 @@ def _same_attribute(stack: _layers.Stack, owner: type | ModuleType, name: str) -
     if isinstance(owner, ModuleType) and isinstance(stack.owner, ModuleType):
         # The name as a consumer bound it: patched there and here, under any alias.
         value = _layers.before(owner, name)
-        return _has_identity(value) and stack.base is value
+        held = (stack.base, *(layer.value for layer in stack.layers))
+        return _has_identity(value) and any(item is value for item in held)
     if stack.name != name or not (isinstance(owner, type) and isinstance(stack.owner, type)):
         return False
     if issubclass(owner, stack.owner):
