@@ -87,6 +87,8 @@ class Batch:
             start = int(batch.num_tokens_no_spec[row])
             batch.token_ids_cpu[row, start : start + len(ids)] = ids
             batch.num_tokens_no_spec[row] = start + len(ids)
+            if hasattr(batch, "num_tokens"):  # earlier releases count the tokens with and without drafts
+                batch.num_tokens[row] = start + len(ids)
             self.states[req_id].output_token_ids.extend(ids)
             by_row.append(list(ids))
         return by_row
