@@ -44,16 +44,18 @@ WHEELS = ROOT / "build" / "wheels"
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style and common mistakes: ruff check and ruff format."""
-    session.install("ruff>=0.9")
+    """Style and common mistakes: ruff; and whether the README's table is what pins.toml says."""
+    session.install("ruff>=0.9", "-e", "packages/compat")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("python", "tools/compatibility_table.py", "--check")
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """Types: mypy, strict, on every package."""
-    session.install("mypy>=1.14", *_editable())
+    # tomli: the code for Python 3.10 is checked too, wherever this runs.
+    session.install("mypy>=1.14", "tomli>=2", *_editable())
     session.run("mypy", *[f"{package}/src" for package in PACKAGES])
 
 
@@ -114,8 +116,32 @@ for _pin in PINS.values():
         _engine_session(f"engine(vllm='{_pin.vllm}')", _pin)
 
 
-def _editable(packages: tuple[str, ...] = PACKAGES) -> list[str]:
-    return [word for package in packages for word in ("-e", package)]
+@nox.session
+def parity(session: nox.Session) -> None:
+    """Equality with arctic-inference 0.3.0, built here: a million drafts and more."""
+    _bench_environment(session)
+    report = ["--report", "docs/parity.md"]
+    session.run("python", "benchmarks/parity.py", *(session.posargs or report))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Speed, memory and start-up beside arctic-inference, as ratios from one run; -- --quick."""
+    _bench_environment(session)
+    report = ["--report", "docs/bench-core.md"]
+    session.run("python", "benchmarks/bench.py", *(session.posargs or report))
+
+
+def _bench_environment(session: nox.Session) -> None:
+    ours = ("packages/drafter-core[simulate]", "packages/compat", "tools/drift-scanner")
+    session.install("-r", "benchmarks/requirements.txt", *ours)
+    # The peer without what it requires, vLLM above all. Building it takes some minutes.
+    session.install("--no-deps", "-r", "benchmarks/peer.txt")
+
+
+def _editable() -> list[str]:
+    """Return pip's arguments for every package and what its own tests need (its extra `test`)."""
+    return [word for package in PACKAGES for word in ("-e", f"{package}[test]")]
 
 
 def _unit_tests(session: nox.Session) -> None:

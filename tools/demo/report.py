@@ -84,7 +84,7 @@ def make_report(engines: Engines, prompts: list[Prompt], job: Job) -> dict[str, 
         w["drafter"] for e in engines["suffix"] for w in e.result["witnesses"] if "drafter" in w
     ]
     stamps = engines["suffix"][0].stamps
-    roles = {stamp["pid"]: stamp["role"] for stamp in reversed(stamps)}
+    roles = {s["pid"]: s["role"] for s in stamps if s["event"] == "registered"}
     differing = differences(engines, prompts)
     sides = {kind: _side(engines[kind]) for kind in KINDS}
     ratio = sides["suffix"]["output_tokens_per_s"] / sides["baseline"]["output_tokens_per_s"]
