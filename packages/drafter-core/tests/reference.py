@@ -77,7 +77,8 @@ class Tree:
             word = tuple(context[len(context) - length :])
             if word not in self.nodes:
                 continue
-            cap = min(math.floor(length * factor + offset + 1e-6), max_tokens, self.depth - length)
+            wanted = float(f32(length) * f32(factor) + f32(offset)) + 1e-6
+            cap = min(math.floor(wanted), max_tokens, self.depth - length)
             tokens: list[int] = []
             probs: list[float] = []
             prob, score = f32(1), f32(0)

@@ -1,4 +1,4 @@
-"""The compiled part: a depth-truncated suffix automaton in flat arrays.
+"""The compiled part: a depth-limited suffix automaton in flat arrays.
 
 Knows nothing of request ids, Python objects or vLLM. Every function is free and works on the arrays
 that `drafter.py` owns; all kernels live in this one module because Numba's cache does not notice an
@@ -7,10 +7,12 @@ edit in another one. docs/drafter.md explains the structure; in short:
 - A *word* is a run of at most `depth` tokens. Words that end at exactly the same places share a
   *state*; a state holds the words of lengths `LEN[LINK] + 1 .. LEN`, which are suffixes of each
   other. `COUNT` is how often they occur. The link leads to the longest suffix that occurs more.
-- Word + token = longer word: an *edge*. The edge to the successor that occurs most is kept in the
-  state itself (`TOK`, `DST`), the others in a block.
+- Word + token = longer word: an *edge*. The first edge, to the successor that occurs most, is kept
+  in the state itself (`TOK`, `DST`), the others in a block.
 - All trees share the arrays. Tree 0 is the global tree over responses; every running request has
   one of its own over prompt and response.
+- In exact mode the edges of a state are also kept in the order in which arctic-inference keeps
+  siblings: the first edge, then a list through the pairs of the block.
 
 Arrays
     S      int32 [states, 6]     LINK, COUNT, TOK, DST, BLK, META
@@ -21,9 +23,14 @@ Arrays
     Q      int64 [sequences, 4]  one row per response in the global tree
     W      int32 [trees, depth]  the last tokens that each request was given, right-aligned
     G      int64 [64]            sizes, free lists, counters
+    P      int32 [pairs, 2]      exact mode: pair before and after in the order of siblings
+    H      int32 [states, 2]     exact mode: first and last pair in the order of siblings
+
+What keeps compiling short: one entry point (`run`), helpers without Python wrappers and without
+reference counts, and int64 for every scalar, so that each helper is compiled once.
 """
 
-# Argument lists stay on few lines here: the same eight arrays lead each of them.
+# Argument lists stay on few lines here: the same arrays lead each of them.
 # fmt: off
 # Array elements are Any to mypy.
 # mypy: disable-error-code="no-any-return"
@@ -53,7 +60,7 @@ SEQ_FIELDS = 4
 
 # fields of G
 G_DEPTH, G_SCHUNKS, G_SFREE, G_STATEFREE, G_BNEXT, G_TCHUNKS, G_TFREE = 0, 1, 2, 3, 4, 5, 6
-G_SCAP, G_BCAP, G_TCAP, G_TOPCLASS, G_STATES, G_TOKENS = 7, 8, 9, 10, 11, 12
+G_SCAP, G_BCAP, G_TCAP, G_TOPCLASS, G_TOKENS, G_EXACT = 7, 8, 9, 10, 11, 12
 G_BFREE = 32  # 32 free lists of blocks, one per size class
 HEADER_FIELDS = 64
 
@@ -67,43 +74,73 @@ SMALL = 3
 UNKNOWN = 2147483647
 """The bound of a table whose counts were not looked at yet."""
 
-# results
-OK, MISMATCH, BAD_TOKEN, BAD_HANDLE, FULL, CORRUPT = 0, 1, 2, 3, 4, 5
+# operations of `run`
+INIT, START, FEED, STEP, STOP, EVICT, SPECULATE = 0, 1, 2, 3, 4, 5, 6
+
+# results per request
+OK, MISMATCH, BAD_TOKEN, BAD_HANDLE, CORRUPT, SCRATCH = 0, 1, 2, 3, 4, 5
+
+# rows of the integer results
+OUT_LENGTH, OUT_MATCH, OUT_STATUS = 0, 1, 2
+OUT_ROWS = 3
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _jit(function: _Function) -> _Function:
-    return njit(cache=True, nogil=True, error_model="numpy")(function)
+def _inner(function: _Function) -> _Function:
+    return njit(
+        error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
+    )(function)
 
 
-# -- edges -----------------------------------------------------------------------------------------
+def _entry(function: _Function) -> _Function:
+    # The GIL is kept: a step is shorter than the wait for getting it back.
+    return njit(cache=True, error_model="numpy", no_cfunc_wrapper=True)(function)
 
 
-@_jit
-def _hash(token: int, mask: int) -> int:
-    """The home slot of a token: Fibonacci hashing, so that runs of ids do not cluster."""
-    return ((token * 0x9E3779B1) >> 12) & mask
+# -- blocks of edges -------------------------------------------------------------------------------
 
 
-@_jit
-def _pairs(size_class: int) -> int:
-    """How many pairs a block of the class takes."""
-    return (1 << size_class) + (1 if size_class > SMALL else 0)
+@_inner
+def _slot(B: Any, block: int, size_class: int, token: int) -> int:
+    """Index of the pair that holds the token, or -1 - the empty pair where it would go.
+
+    A small block without room returns -1 - (the pair behind it).
+    """
+    if size_class <= SMALL:
+        end = block + (1 << size_class)
+        i = block
+        while i < end:
+            held = B[i, 0]
+            if held == token:
+                return i
+            if held < 0:
+                break
+            i += 1
+        return -1 - i
+    mask = (1 << size_class) - 1
+    base = block + 1
+    h = ((token * 0x9E3779B1) >> 12) & mask
+    while True:
+        held = B[base + h, 0]
+        if held == token:
+            return base + h
+        if held < 0:
+            return -1 - (base + h)
+        h = (h + 1) & mask
 
 
-@_jit
+@_inner
 def _new_block(B: Any, G: Any, size_class: int) -> int:
     """A block with no edges."""
+    pairs = (1 << size_class) + (1 if size_class > SMALL else 0)
     block = G[G_BFREE + size_class]
-    pairs = _pairs(size_class)
     if block >= 0:
         G[G_BFREE + size_class] = B[block, 1]
     else:
         block = G[G_BNEXT]
         G[G_BNEXT] = block + pairs
-        if size_class > G[G_TOPCLASS]:
-            G[G_TOPCLASS] = size_class
+        G[G_TOPCLASS] = max(G[G_TOPCLASS], size_class)
     for i in range(block, block + pairs):
         B[i, 0] = -1
     if size_class > SMALL:
@@ -112,286 +149,367 @@ def _new_block(B: Any, G: Any, size_class: int) -> int:
     return block
 
 
-@_jit
+@_inner
 def _free_block(B: Any, G: Any, block: int, size_class: int) -> None:
     B[block, 1] = G[G_BFREE + size_class]
     G[G_BFREE + size_class] = block
 
 
-@_jit
-def _slot(B: Any, block: int, size_class: int, token: int) -> int:
-    """Index of the pair that holds the token, or -1."""
-    if size_class <= SMALL:
-        for i in range(block, block + (1 << size_class)):
-            if B[i, 0] == token:
-                return i
-            if B[i, 0] < 0:
-                return -1
-        return -1
-    mask = (1 << size_class) - 1
-    i = _hash(token, mask)
-    while True:
-        held = B[block + 1 + i, 0]
-        if held == token:
-            return block + 1 + i
-        if held < 0:
-            return -1
-        i = (i + 1) & mask
-
-
-@_jit
-def _put(B: Any, block: int, size_class: int, token: int, state: int) -> None:
-    """Add an edge to a block that has room and does not hold the token."""
-    if size_class <= SMALL:
-        i = block
-        while B[i, 0] >= 0:
-            i += 1
-    else:
-        mask = (1 << size_class) - 1
-        h = _hash(token, mask)
-        while B[block + 1 + h, 0] >= 0:
-            h = (h + 1) & mask
-        i = block + 1 + h
-        B[block, 0] += 1
+@_inner
+def _put(B: Any, block: int, size_class: int, token: int, state: int) -> int:
+    """Add an edge to a block that has room and does not hold the token; return its pair."""
+    i = -1 - _slot(B, block, size_class, token)
     B[i, 0] = token
     B[i, 1] = state
+    if size_class > SMALL:
+        B[block, 0] += 1
+    return i
 
 
-@_jit
-def _resize(S: Any, B: Any, G: Any, v: int, old_class: int, new_class: int) -> int:
-    """Move the edges of a state's block to a block of another class."""
-    old = S[v, BLK]
+@_inner
+def _link_after(P: Any, H: Any, v: int, i: int, j: int) -> None:
+    """Put pair i behind pair j in the order of v's siblings; behind the first edge for j = -1."""
+    following = P[j, 1] if j >= 0 else H[v, 0]
+    P[i, 0] = j
+    P[i, 1] = following
+    if j >= 0:
+        P[j, 1] = i
+    else:
+        H[v, 0] = i
+    if following >= 0:
+        P[following, 0] = i
+    else:
+        H[v, 1] = i
+
+
+@_inner
+def _unlink(P: Any, H: Any, v: int, i: int) -> None:
+    """Take pair i out of the order of v's siblings."""
+    before = P[i, 0]
+    after = P[i, 1]
+    if before >= 0:
+        P[before, 1] = after
+    else:
+        H[v, 0] = after
+    if after >= 0:
+        P[after, 0] = before
+    else:
+        H[v, 1] = before
+
+
+@_inner
+def _move_pair(B: Any, P: Any, H: Any, ordered: bool, v: int, i: int, j: int) -> None:
+    """Move pair i of v to the empty pair j."""
+    B[j, 0] = B[i, 0]
+    B[j, 1] = B[i, 1]
+    if ordered:
+        before = P[i, 0]
+        after = P[i, 1]
+        P[j, 0] = before
+        P[j, 1] = after
+        if before >= 0:
+            P[before, 1] = j
+        else:
+            H[v, 0] = j
+        if after >= 0:
+            P[after, 0] = j
+        else:
+            H[v, 1] = j
+
+
+@_inner
+def _clear_pair(
+    S: Any, B: Any, P: Any, H: Any, ordered: bool, v: int, i: int
+) -> None:
+    """Take pair i out of v's block and close the gap."""
+    block = np.int64(S[v, BLK])
+    size_class = S[v, META] >> CLASS_SHIFT
+    if ordered:
+        _unlink(P, H, v, i)
+    hole = i
+    if size_class <= SMALL:
+        end = block + (1 << size_class)
+        last = i
+        while last + 1 < end and B[last + 1, 0] >= 0:
+            last += 1
+        if last != i:
+            _move_pair(B, P, H, ordered, v, last, i)
+            hole = last
+    else:
+        mask = (1 << size_class) - 1
+        base = block + 1
+        j = i - base
+        while True:  # whatever probed past the gap moves back
+            j = (j + 1) & mask
+            token = np.int64(B[base + j, 0])
+            if token < 0:
+                break
+            home = ((token * 0x9E3779B1) >> 12) & mask
+            if ((j - home) & mask) >= ((j - (hole - base)) & mask):
+                _move_pair(B, P, H, ordered, v, base + j, hole)
+                hole = base + j
+        B[block, 0] -= 1
+    B[hole, 0] = -1
+
+
+@_inner
+def _resize(
+    S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, new_class: int
+) -> None:
+    """Move the edges of v's block to a block of another class."""
+    old = np.int64(S[v, BLK])
+    old_class = S[v, META] >> CLASS_SHIFT
     new = _new_block(B, G, new_class)
-    first = old + (1 if old_class > SMALL else 0)
-    for i in range(first, first + (1 << old_class)):
-        if B[i, 0] >= 0:
-            _put(B, new, new_class, B[i, 0], B[i, 1])
+    if ordered:
+        i = np.int64(H[v, 0])
+        H[v, 0] = -1
+        H[v, 1] = -1
+        while i >= 0:
+            j = _put(B, new, new_class, np.int64(B[i, 0]), np.int64(B[i, 1]))
+            _link_after(P, H, v, j, np.int64(H[v, 1]))
+            i = np.int64(P[i, 1])
+    else:
+        first = old + (1 if old_class > SMALL else 0)
+        for i in range(first, first + (1 << old_class)):
+            if B[i, 0] >= 0:
+                _put(B, new, new_class, np.int64(B[i, 0]), np.int64(B[i, 1]))
     if old_class > SMALL and new_class > SMALL:
         B[new, 1] = B[old, 1]
     _free_block(B, G, old, old_class)
     S[v, BLK] = new
     S[v, META] = (S[v, META] & LEN_MASK) | (new_class << CLASS_SHIFT)
-    return new
 
 
-@_jit
+# -- edges of a state ------------------------------------------------------------------------------
+
+
+@_inner
 def _find(S: Any, B: Any, v: int, token: int) -> int:
-    """The state that token leads to from v, or -1."""
+    """The state that the token leads to from v, or -1."""
     if S[v, TOK] == token:
-        return S[v, DST]
-    block = S[v, BLK]
+        return np.int64(S[v, DST])
+    block = np.int64(S[v, BLK])
     if block < 0:
-        return -1
+        return np.int64(-1)
     i = _slot(B, block, S[v, META] >> CLASS_SHIFT, token)
-    return B[i, 1] if i >= 0 else -1
+    return np.int64(B[i, 1]) if i >= 0 else np.int64(-1)
 
 
-@_jit
-def _add(S: Any, B: Any, G: Any, v: int, token: int, state: int) -> None:
-    """Add an edge that v does not have."""
+@_inner
+def _add(
+    S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int, state: int
+) -> None:
+    """Add an edge that v does not have; it comes last in the order."""
     if S[v, TOK] < 0:
         S[v, TOK] = token
         S[v, DST] = state
         return
-    block = S[v, BLK]
+    size_class = S[v, META] >> CLASS_SHIFT
+    block = np.int64(S[v, BLK])
     if block < 0:
-        block = _new_block(B, G, 0)
+        size_class = np.int64(0)
+        block = _new_block(B, G, size_class)
         S[v, BLK] = block
         S[v, META] &= LEN_MASK
-        B[block, 0] = token
-        B[block, 1] = state
-        return
-    size_class = S[v, META] >> CLASS_SHIFT
-    if size_class <= SMALL:
-        if B[block + (1 << size_class) - 1, 0] >= 0:
-            size_class += 1
-            if size_class > SMALL:
-                size_class += 1
-            block = _resize(S, B, G, v, S[v, META] >> CLASS_SHIFT, size_class)
-    elif (B[block, 0] + 1) * 4 > 3 << size_class:
-        block = _resize(S, B, G, v, size_class, size_class + 1)
-        size_class += 1
-    _put(B, block, size_class, token, state)
-
-
-@_jit
-def _redirect(S: Any, B: Any, v: int, token: int, state: int) -> None:
-    """Let the edge that v has for the token lead to another state."""
-    if S[v, TOK] == token:
-        S[v, DST] = state
+        if ordered:
+            H[v, 0] = -1
+            H[v, 1] = -1
     else:
-        B[_slot(B, S[v, BLK], S[v, META] >> CLASS_SHIFT, token), 1] = state
+        grown = size_class
+        if size_class > SMALL:
+            if (B[block, 0] + 1) * 4 > 3 << size_class:
+                grown += 1
+        elif B[block + (1 << size_class) - 1, 0] >= 0:
+            grown += 1 if size_class < SMALL else 2
+        if grown != size_class:
+            _resize(S, B, G, P, H, ordered, v, grown)
+            block = np.int64(S[v, BLK])
+            size_class = grown
+    i = _put(B, block, size_class, token, state)
+    if ordered:
+        _link_after(P, H, v, i, np.int64(H[v, 1]))
 
 
-@_jit
-def _take(S: Any, B: Any, G: Any, v: int, i: int) -> None:
-    """Remove pair i from the block of v; give the block back when it is empty."""
-    block = S[v, BLK]
-    size_class = S[v, META] >> CLASS_SHIFT
-    if size_class <= SMALL:
-        last = i
-        end = block + (1 << size_class)
-        while last + 1 < end and B[last + 1, 0] >= 0:
-            last += 1
-        B[i, 0] = B[last, 0]
-        B[i, 1] = B[last, 1]
-        B[last, 0] = -1
-        if last == block:
-            _free_block(B, G, block, size_class)
-            S[v, BLK] = -1
-        return
-    mask = (1 << size_class) - 1
-    base = block + 1
-    hole = i - base
-    j = hole
-    while True:  # close the gap: whatever probed past it moves back
-        j = (j + 1) & mask
-        if B[base + j, 0] < 0:
-            break
-        home = _hash(B[base + j, 0], mask)
-        if ((j - home) & mask) >= ((j - hole) & mask):
-            B[base + hole, 0] = B[base + j, 0]
-            B[base + hole, 1] = B[base + j, 1]
-            hole = j
-    B[base + hole, 0] = -1
-    B[block, 0] -= 1
-    if B[block, 0] * 8 <= 1 << size_class:
-        smaller = size_class - 1
-        if smaller <= SMALL + 1:
-            smaller = SMALL
-        _resize(S, B, G, v, size_class, smaller)
+@_inner
+def _redirect(S: Any, B: Any, v: int, token: int, state: int, onto: int) -> bool:
+    """Let the edge of v for the token lead onto another state, if it leads to this one."""
+    if S[v, TOK] == token:
+        if S[v, DST] != state:
+            return False
+        S[v, DST] = onto
+        return True
+    i = _slot(B, np.int64(S[v, BLK]), S[v, META] >> CLASS_SHIFT, token)
+    if B[i, 1] != state:
+        return False
+    B[i, 1] = onto
+    return True
 
 
-@_jit
-def _swap_first(S: Any, B: Any, v: int, i: int) -> None:
-    """Exchange the edge in the state with pair i of its block, which is a hash slot or a cell."""
-    token = S[v, TOK]
-    state = S[v, DST]
+@_inner
+def _make_first(
+    S: Any, B: Any, P: Any, H: Any, ordered: bool, v: int, i: int
+) -> int:
+    """Make pair i the first edge; the edge that was first goes into the block: return its pair.
+
+    In the order of siblings that one is then unlinked.
+    """
+    token = np.int64(S[v, TOK])
+    state = np.int64(S[v, DST])
     S[v, TOK] = B[i, 0]
     S[v, DST] = B[i, 1]
-    block = S[v, BLK]
+    _clear_pair(S, B, P, H, ordered, v, i)
+    block = np.int64(S[v, BLK])
     size_class = S[v, META] >> CLASS_SHIFT
-    if size_class <= SMALL:
-        B[i, 0] = token
-        B[i, 1] = state
-        return
-    mask = (1 << size_class) - 1
-    base = block + 1
-    hole = i - base
-    j = hole
-    while True:
-        j = (j + 1) & mask
-        if B[base + j, 0] < 0:
-            break
-        home = _hash(B[base + j, 0], mask)
-        if ((j - home) & mask) >= ((j - hole) & mask):
-            B[base + hole, 0] = B[base + j, 0]
-            B[base + hole, 1] = B[base + j, 1]
-            hole = j
-    B[base + hole, 0] = -1
-    B[block, 0] -= 1
-    _put(B, block, size_class, token, state)
-    B[block, 1] = max(B[block, 1], S[state, COUNT])
+    if size_class > SMALL:
+        B[block, 1] = max(B[block, 1], S[state, COUNT])
+    return _put(B, block, size_class, token, state)
 
 
-@_jit
-def _raise_first(S: Any, B: Any, v: int, token: int, state: int) -> None:
-    """After the count of an edge of v rose: it comes first if it now occurs more than the first.
-
-    First to reach a count stays first among equals.
-    """
-    if S[v, TOK] == token:
-        return
-    count = S[state, COUNT]
-    others = S[S[v, DST], COUNT]
-    if count > others:
-        _swap_first(S, B, v, _slot(B, S[v, BLK], S[v, META] >> CLASS_SHIFT, token))
-    elif (S[v, META] >> CLASS_SHIFT) > SMALL and count > B[S[v, BLK], 1]:
-        B[S[v, BLK], 1] = count
-
-
-@_jit
-def _best_of_block(S: Any, B: Any, v: int) -> int:
-    """The pair of the block with the highest count, the smallest token among equals."""
-    block = S[v, BLK]
+@_inner
+def _best_pair(S: Any, B: Any, v: int) -> int:
+    """The pair of v's block with the highest count, the smallest token among equals."""
+    block = np.int64(S[v, BLK])
     size_class = S[v, META] >> CLASS_SHIFT
     first = block + (1 if size_class > SMALL else 0)
-    best = -1
-    best_count = -1
+    best = np.int64(-1)
+    best_count = np.int64(-1)
     for i in range(first, first + (1 << size_class)):
         token = B[i, 0]
         if token < 0:
-            if size_class <= SMALL:
-                break
             continue
         count = S[B[i, 1], COUNT]
         if count > best_count or (count == best_count and token < B[best, 0]):
             best = i
-            best_count = count
+            best_count = np.int64(count)
     return best
 
 
-@_jit
-def _lower_first(S: Any, B: Any, v: int) -> None:
-    """After the count of the first edge of v fell: another comes first if it now occurs more.
+@_inner
+def _rise(
+    S: Any, B: Any, P: Any, H: Any, ordered: bool, v: int, token: int, state: int
+) -> None:
+    """Put an edge of v in its place after the count of its state rose by one.
 
-    A hash table keeps a bound of the counts in it, so that it is scanned only when it may matter.
+    Unordered: it comes first when it occurs more than the first; the first to reach a count stays
+    first among equals. Ordered, as the peer does it: the leader of a group of equals leads the
+    group above, any other goes to the end of the group above.
     """
-    block = S[v, BLK]
+    if S[v, TOK] == token:
+        return
+    count = np.int64(S[state, COUNT])
+    top = np.int64(S[S[v, DST], COUNT])
+    block = np.int64(S[v, BLK])
+    size_class = S[v, META] >> CLASS_SHIFT
+    if not ordered:
+        if count > top:
+            _make_first(S, B, P, H, ordered, v, _slot(B, block, size_class, token))
+        elif size_class > SMALL and count > B[block, 1]:
+            B[block, 1] = count
+        return
+    if count == 1:  # new, and last already
+        return
+    i = _slot(B, block, size_class, token)
+    j = np.int64(P[i, 0])
+    above = np.int64(S[B[j, 1], COUNT]) if j >= 0 else top
+    passed = count - 1 if above == count - 1 else count
+    while j >= 0 and S[B[j, 1], COUNT] == passed:
+        j = np.int64(P[j, 0])
+    if j < 0 and top == passed:
+        _link_after(P, H, v, _make_first(S, B, P, H, ordered, v, i), np.int64(-1))
+    elif j != P[i, 0]:
+        _unlink(P, H, v, i)
+        _link_after(P, H, v, i, j)
+
+
+@_inner
+def _fall(
+    S: Any, B: Any, P: Any, H: Any, ordered: bool, v: int, token: int, state: int
+) -> None:
+    """Put an edge of v in its place after the count of its state fell by one, not to zero.
+
+    Unordered: when the first falls below another, the most frequent comes first, the smallest token
+    among equals. Ordered: it leads the group below.
+    """
+    block = np.int64(S[v, BLK])
     if block < 0:
         return
-    count = S[S[v, DST], COUNT]
-    is_table = (S[v, META] >> CLASS_SHIFT) > SMALL
-    if is_table and B[block, 1] <= count:
+    count = np.int64(S[state, COUNT])
+    is_first = S[v, TOK] == token
+    if not ordered:
+        if not is_first:
+            return
+        is_table = (S[v, META] >> CLASS_SHIFT) > SMALL
+        if is_table and B[block, 1] <= count:
+            return
+        i = _best_pair(S, B, v)
+        best = np.int64(S[B[i, 1], COUNT])
+        if best > count:
+            _make_first(S, B, P, H, ordered, v, i)
+        elif is_table:
+            B[block, 1] = best
         return
-    i = _best_of_block(S, B, v)
-    best = S[B[i, 1], COUNT]
-    if best > count:
-        _swap_first(S, B, v, i)
-    elif is_table:
-        B[block, 1] = best
+    if is_first:
+        j = np.int64(-1)
+        following = np.int64(H[v, 0])
+        if S[B[following, 1], COUNT] != count + 1:
+            return
+        i = _make_first(S, B, P, H, ordered, v, following)
+        following = np.int64(H[v, 0])
+    else:
+        i = _slot(B, block, S[v, META] >> CLASS_SHIFT, token)
+        j = np.int64(P[i, 0])
+        following = np.int64(P[i, 1])
+        if following < 0 or S[B[following, 1], COUNT] != count + 1:
+            return
+        _unlink(P, H, v, i)
+    while following >= 0 and S[B[following, 1], COUNT] == count + 1:
+        j = following
+        following = np.int64(P[j, 1])
+    _link_after(P, H, v, i, j)
 
 
-@_jit
-def _remove(S: Any, B: Any, G: Any, v: int, token: int) -> None:
-    """Remove an edge of v."""
-    block = S[v, BLK]
+@_inner
+def _remove(
+    S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int
+) -> None:
+    """Remove an edge of v; give memory back that is not needed any more."""
+    block = np.int64(S[v, BLK])
+    size_class = S[v, META] >> CLASS_SHIFT
     if S[v, TOK] == token:
         if block < 0:
             S[v, TOK] = -1
             return
-        i = _best_of_block(S, B, v)
+        i = np.int64(H[v, 0]) if ordered else _best_pair(S, B, v)
         S[v, TOK] = B[i, 0]
         S[v, DST] = B[i, 1]
-        _take(S, B, G, v, i)
     else:
-        _take(S, B, G, v, _slot(B, block, S[v, META] >> CLASS_SHIFT, token))
+        i = _slot(B, block, size_class, token)
+    _clear_pair(S, B, P, H, ordered, v, i)
+    if size_class <= SMALL:
+        if B[block, 0] < 0:
+            _free_block(B, G, block, size_class)
+            S[v, BLK] = -1
+    elif B[block, 0] * 8 <= 1 << size_class:
+        _resize(S, B, G, P, H, ordered, v, size_class - 1 if size_class > SMALL + 2 else SMALL)
 
 
 # -- states ----------------------------------------------------------------------------------------
 
 
-@_jit
-def _new_chunk(C: Any, G: Any) -> int:
-    chunk = G[G_SFREE]
-    if chunk >= 0:
-        G[G_SFREE] = C[chunk, 0]
-    else:
-        chunk = G[G_SCHUNKS]
-        G[G_SCHUNKS] = chunk + 1
-    return chunk
-
-
-@_jit
+@_inner
 def _new_state(S: Any, C: Any, R: Any, G: Any, tree: int, length: int) -> int:
-    v = np.int64(-1)
     if tree == 0 and G[G_STATEFREE] >= 0:
         v = G[G_STATEFREE]
         G[G_STATEFREE] = S[v, LINK]
     else:
         v = R[tree, R_NEXT]
         if v == R[tree, R_END]:
-            chunk = _new_chunk(C, G)
+            chunk = G[G_SFREE]
+            if chunk >= 0:
+                G[G_SFREE] = C[chunk, 0]
+            else:
+                chunk = G[G_SCHUNKS]
+                G[G_SCHUNKS] = chunk + 1
             C[chunk, 0] = R[tree, R_CHUNK]
             R[tree, R_CHUNK] = chunk
             v = chunk * CHUNK
@@ -405,17 +523,15 @@ def _new_state(S: Any, C: Any, R: Any, G: Any, tree: int, length: int) -> int:
     return v
 
 
-@_jit
-def _free_state(S: Any, R: Any, G: Any, v: int) -> None:
-    """Give a state of the global tree back. It has no edges any more."""
-    S[v, LINK] = G[G_STATEFREE]
-    G[G_STATEFREE] = v
-    R[0, R_STATES] -= 1
+@_inner
+def _split(
+    S: Any, B: Any, C: Any, R: Any, G: Any, P: Any, H: Any,
+    ordered: bool, tree: int, q: int, length: int, p: int, token: int,
+) -> int:
+    """Move the words of q of up to `length` tokens into a state of their own; return it.
 
-
-@_jit
-def _split(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int, q: int, length: int) -> int:
-    """Move the words of q of up to `length` tokens into a state of their own; return it."""
+    p is the state from which the token leads to the longest of them.
+    """
     depth = G[G_DEPTH]
     r = _new_state(S, C, R, G, tree, length)
     S[r, LINK] = S[q, LINK]
@@ -423,95 +539,107 @@ def _split(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int, q: int, length: in
     S[r, TOK] = S[q, TOK]
     S[r, DST] = S[q, DST]
     S[q, LINK] = r
-    block = S[q, BLK]
+    block = np.int64(S[q, BLK])
     size_class = S[q, META] >> CLASS_SHIFT
+    copy = block
     if length == depth - 1 and S[q, META] & LEN_MASK == depth:
         # Only the words of full depth stay in q, and those have no successors.
         S[q, TOK] = -1
         S[q, BLK] = -1
-        S[r, BLK] = block
-        S[r, META] = length | (size_class << CLASS_SHIFT)
     elif block >= 0:
         copy = _new_block(B, G, size_class)
-        for i in range(_pairs(size_class)):
+        for i in range((1 << size_class) + (1 if size_class > SMALL else 0)):
             B[copy + i, 0] = B[block + i, 0]
             B[copy + i, 1] = B[block + i, 1]
-        S[r, BLK] = copy
-        S[r, META] = length | (size_class << CLASS_SHIFT)
+    S[r, BLK] = copy
+    S[r, META] = length | (size_class << CLASS_SHIFT)
+    if ordered and block >= 0:
+        shift = copy - block
+        H[r, 0] = H[q, 0] + shift
+        H[r, 1] = H[q, 1] + shift
+        if shift != 0:
+            i = np.int64(H[q, 0])
+            while i >= 0:
+                P[i + shift, 0] = P[i, 0] + shift if P[i, 0] >= 0 else -1
+                P[i + shift, 1] = P[i, 1] + shift if P[i, 1] >= 0 else -1
+                i = np.int64(P[i, 1])
+    while p >= 0 and _redirect(S, B, p, token, q, r):
+        p = np.int64(S[p, LINK])
     return r
 
 
-@_jit
+@_inner
 def _extendable(S: Any, G: Any, a: int) -> int:
     """The state of the longest suffix of a's longest word that has room for one more token."""
     if S[a, META] & LEN_MASK == G[G_DEPTH]:
-        link = S[a, LINK]
+        link = np.int64(S[a, LINK])
         if S[link, META] & LEN_MASK == G[G_DEPTH] - 1:
             return link
     return a
 
 
-@_jit
-def _extend(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int, a: int, token: int) -> int:
+@_inner
+def _extend(
+    S: Any, B: Any, C: Any, R: Any, G: Any, P: Any, H: Any, tree: int, a: int, token: int
+) -> int:
     """Append a token to the text whose longest word is that of state a; return its new state.
 
     Classic on-line construction of a suffix automaton for several texts, cut at the depth, then
     one more occurrence for every suffix.
     """
     limit = G[G_DEPTH] - 1
+    root = R[tree, R_ROOT]
+    ordered = G[G_EXACT] != 0
     start = _extendable(S, G, a)
     p = start
-    q = _find(S, B, p, token)
     length = min(S[p, META] & LEN_MASK, limit) + 1
-    if q >= 0:
-        new = q
-        if S[q, META] & LEN_MASK != length:
-            new = _split(S, B, C, R, G, tree, q, length)
-            while p >= 0 and _find(S, B, p, token) == q:
-                _redirect(S, B, p, token, new)
-                p = S[p, LINK]
-    else:
+    q = _find(S, B, p, token)
+    new = q
+    if q < 0:
         new = _new_state(S, C, R, G, tree, length)
-        while p >= 0:
+        while True:
+            _add(S, B, G, P, H, ordered and p != root, p, token, new)
+            p = np.int64(S[p, LINK])
+            if p < 0:
+                break
             q = _find(S, B, p, token)
             if q >= 0:
                 break
-            _add(S, B, G, p, token, new)
-            p = S[p, LINK]
-        if p < 0:
-            S[new, LINK] = R[tree, R_ROOT]
-        elif S[q, META] & LEN_MASK == (S[p, META] & LEN_MASK) + 1:
-            S[new, LINK] = q
-        else:
-            r = _split(S, B, C, R, G, tree, q, (S[p, META] & LEN_MASK) + 1)
-            S[new, LINK] = r
-            while p >= 0 and _find(S, B, p, token) == q:
-                _redirect(S, B, p, token, r)
-                p = S[p, LINK]
+        if p >= 0:
+            length = (S[p, META] & LEN_MASK) + 1
+    suffix = root
+    if q >= 0:
+        suffix = q
+        if S[q, META] & LEN_MASK != length:
+            suffix = _split(S, B, C, R, G, P, H, ordered, tree, q, length, p, token)
+    if new == q:
+        new = suffix
+    else:
+        S[new, LINK] = suffix
     w = new
-    while S[w, LINK] >= 0:
+    while w != root:
         S[w, COUNT] += 1
-        w = S[w, LINK]
+        w = np.int64(S[w, LINK])
     p = start
     w = new
-    while S[p, LINK] >= 0:  # the root needs no first child: nothing is drafted from it
+    while p != root:  # the root keeps no order: nothing is drafted from it
         if S[p, TOK] != token:
             length = min(S[p, META] & LEN_MASK, limit) + 1
             while S[S[w, LINK], META] & LEN_MASK >= length:
-                w = S[w, LINK]
-            _raise_first(S, B, p, token, w)
-        p = S[p, LINK]
+                w = np.int64(S[w, LINK])
+            _rise(S, B, P, H, ordered, p, token, w)
+        p = np.int64(S[p, LINK])
     return new
 
 
-@_jit
+@_inner
 def _new_tree(S: Any, C: Any, R: Any, G: Any, tree: int) -> None:
     R[tree, R_ALIVE] = 1
     R[tree, R_NEXT] = 0
     R[tree, R_END] = 0
     R[tree, R_CHUNK] = -1
     R[tree, R_STATES] = 0
-    root = _new_state(S, C, R, G, tree, 0)
+    root = _new_state(S, C, R, G, tree, np.int64(0))
     S[root, LINK] = -1
     R[tree, R_ROOT] = root
     R[tree, R_STATE] = root
@@ -521,30 +649,30 @@ def _new_tree(S: Any, C: Any, R: Any, G: Any, tree: int) -> None:
     R[tree, R_GSTATE] = R[0, R_ROOT]
 
 
-@_jit
+@_inner
 def _free_tree(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int) -> None:
     """Give back the states and blocks of a request's tree."""
     end = R[tree, R_NEXT]
     chunk = R[tree, R_CHUNK]
     while True:
         for v in range(chunk * CHUNK, end):
-            block = S[v, BLK]
+            block = np.int64(S[v, BLK])
             if block >= 0:
                 _free_block(B, G, block, S[v, META] >> CLASS_SHIFT)
-        following = C[chunk, 0]
+        following = np.int64(C[chunk, 0])
         if following < 0:
-            C[chunk, 0] = G[G_SFREE]
-            G[G_SFREE] = R[tree, R_CHUNK]
             break
         chunk = following
         end = chunk * CHUNK + CHUNK
+    C[chunk, 0] = G[G_SFREE]
+    G[G_SFREE] = R[tree, R_CHUNK]
     R[tree, R_ALIVE] = 0
 
 
 # -- responses in the global tree ------------------------------------------------------------------
 
 
-@_jit
+@_inner
 def _store_token(T: Any, C: Any, Q: Any, G: Any, seq: int, token: int) -> None:
     offset = Q[seq, Q_LEN] % CHUNK
     if offset == 0:
@@ -565,53 +693,53 @@ def _store_token(T: Any, C: Any, Q: Any, G: Any, seq: int, token: int) -> None:
     G[G_TOKENS] += 1
 
 
-@_jit
+@_inner
 def _evict(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, seq: int
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, seq: int
 ) -> int:
-    """Take every occurrence of a response out of the global tree and free its text."""
+    """Take every occurrence of a response out of the global tree and free its text.
+
+    States that die at one token still carry edges to those that die at the next: they are freed one
+    token later.
+    """
     limit = G[G_DEPTH] - 1
     root = R[0, R_ROOT]
-    dying = np.empty(G[G_DEPTH], np.int64)  # died at the token before; they still carry edges
-    died = np.empty(G[G_DEPTH], np.int64)
-    n_dying = 0
+    ordered = G[G_EXACT] != 0
     a = root
+    dying = np.int64(0)
     chunk = Q[seq, Q_FIRST]
     for position in range(Q[seq, Q_LEN]):
         offset = position % CHUNK
-        token = T[chunk * CHUNK + offset]
+        token = np.int64(T[chunk * CHUNK + offset])
         if offset == CHUNK - 1:
-            chunk = C[chunk, 1]
+            chunk = np.int64(C[chunk, 1])
         start = _extendable(S, G, a)
         new = _find(S, B, start, token)
         if new < 0:
             return CORRUPT
-        n_died = 0
+        died = np.int64(0)
         w = new
         while w != root:
             S[w, COUNT] -= 1
             if S[w, COUNT] == 0:
-                died[n_died] = w
-                n_died += 1
-            w = S[w, LINK]
+                died += 1
+            w = np.int64(S[w, LINK])
         p = start
         w = new
         while p >= 0:
             length = min(S[p, META] & LEN_MASK, limit) + 1
             while S[S[w, LINK], META] & LEN_MASK >= length:
-                w = S[w, LINK]
+                w = np.int64(S[w, LINK])
+            in_order = ordered and p != root
             if S[w, COUNT] == 0:
-                _remove(S, B, G, p, token)
-            elif S[p, TOK] == token and p != root:
-                _lower_first(S, B, p)
-            p = S[p, LINK]
-        for i in range(n_dying):
-            _free_state(S, R, G, dying[i])
-        dying, died = died, dying
-        n_dying = n_died
+                _remove(S, B, G, P, H, in_order, p, token)
+            elif p != root:
+                _fall(S, B, P, H, in_order, p, token, w)
+            p = np.int64(S[p, LINK])
+        _free_states(S, R, G, a, dying)
+        dying = died
         a = new
-    for i in range(n_dying):
-        _free_state(S, R, G, dying[i])
+    _free_states(S, R, G, a, dying)
     if Q[seq, Q_LEN] > 0:
         C[Q[seq, Q_LAST], 1] = G[G_TFREE]
         G[G_TFREE] = Q[seq, Q_FIRST]
@@ -621,304 +749,454 @@ def _evict(
     return OK
 
 
+@_inner
+def _free_states(S: Any, R: Any, G: Any, v: int, n: int) -> None:
+    """Free v and what its links lead to: n states of the global tree that have no edges left."""
+    for _ in range(n):
+        following = np.int64(S[v, LINK])
+        S[v, LINK] = G[G_STATEFREE]
+        G[G_STATEFREE] = v
+        R[0, R_STATES] -= 1
+        v = following
+
+
 # -- requests --------------------------------------------------------------------------------------
 
 
-@_jit
-def _has_room(G: Any) -> bool:
-    """Whether one more token surely fits in the tables, whatever it splits and rehashes."""
-    return (
-        G[G_SCHUNKS] + 8 < G[G_SCAP] // CHUNK
-        and G[G_TCHUNKS] + 8 < G[G_TCAP] // CHUNK
-        and G[G_BNEXT] + ((4 * G[G_DEPTH] + 8) << (G[G_TOPCLASS] + 1)) < G[G_BCAP]
-    )
-
-
-@_jit
-def _remember(R: Any, W: Any, G: Any, tree: int, tokens: Any, n: int) -> None:
-    """Shift the last tokens of the request into its window."""
-    depth = G[G_DEPTH]
-    kept = max(depth - n, 0)
-    for i in range(kept):
-        W[tree, i] = W[tree, i + n]
-    for i in range(kept, depth):
-        W[tree, i] = tokens[n - depth + i]
-
-
-@_jit
+@_inner
 def _feed(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any,
-    tree: int, tokens: Any, response: bool,
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, P: Any, H: Any,
+    tree: int, tokens: Any, begin: int, end: int, response: bool,
 ) -> int:
-    """Append checked tokens to a request; return how many fitted."""
-    n = len(tokens)
+    """Append checked tokens to a request; return how many fitted into the tables."""
+    depth = G[G_DEPTH]
     seq = R[tree, R_SEQ] if response else np.int64(-1)
     local = R[tree, R_STATE]
     shared = R[tree, R_GSTATE]
-    fed = 0
-    while fed < n and _has_room(G):
-        local = _extend(S, B, C, R, G, tree, local, tokens[fed])
+    i = begin
+    while i < end:
+        if (  # room for one more token, whatever it splits and rehashes
+            G[G_SCHUNKS] + 8 > G[G_SCAP] // CHUNK
+            or G[G_TCHUNKS] + 8 > G[G_TCAP] // CHUNK
+            or G[G_BNEXT] + ((4 * depth + 8) << (G[G_TOPCLASS] + 2)) > G[G_BCAP]
+        ):
+            break
+        token = np.int64(tokens[i])
+        local = _extend(S, B, C, R, G, P, H, tree, local, token)
         if seq >= 0:
-            shared = _extend(S, B, C, R, G, 0, shared, tokens[fed])
-            _store_token(T, C, Q, G, seq, tokens[fed])
-        fed += 1
+            shared = _extend(S, B, C, R, G, P, H, np.int64(0), shared, token)
+            _store_token(T, C, Q, G, seq, token)
+        i += 1
+    fed = i - begin
     R[tree, R_STATE] = local
     R[tree, R_FED] += fed
-    _remember(R, W, G, tree, tokens, fed)
     if seq >= 0:
         R[tree, R_GSTATE] = shared
         R[tree, R_RLEN] += fed
+    kept = max(depth - fed, 0)
+    for k in range(kept):
+        W[tree, k] = W[tree, k + fed]
+    for k in range(kept, depth):
+        W[tree, k] = tokens[i - depth + k]
     return fed
 
 
-@_jit
-def _match_from_root(
-    S: Any, B: Any, R: Any, W: Any, G: Any, tree: int
-) -> tuple[int, int]:
-    """State and length of the longest suffix of the request's tokens that is in the global tree."""
-    depth = G[G_DEPTH]
-    v = R[0, R_ROOT]
+@_inner
+def _match(S: Any, B: Any, root: int, depth: int, tokens: Any, known: int) -> tuple[int, int]:
+    """State and length of the longest suffix of the last `known` of `depth` tokens in a tree."""
+    v = root
     matched = np.int64(0)
-    for i in range(depth - min(R[tree, R_FED], depth), depth):
-        token = W[tree, i]
+    for i in range(depth - known, depth):
+        token = np.int64(tokens[i])
         q = _find(S, B, v, token)
-        while q < 0 and S[v, LINK] >= 0:
+        while q < 0 and v != root:
             v = np.int64(S[v, LINK])
             matched = np.int64(S[v, META] & LEN_MASK)
             q = _find(S, B, v, token)
         if q >= 0:
-            v = np.int64(q)
+            v = q
             matched += 1
     return v, matched
 
 
-@_jit
-def _cap(length: int, depth: int, max_tokens: int, factor: float, offset: float) -> int:
-    """How many tokens may follow a match of this length."""
-    by_length = int(np.floor(length * factor + offset + 1e-6))
-    return max(min(by_length, max_tokens, depth - length), 0)
+@_inner
+def _limit(length: int, max_tokens: int, factor: float, offset: float) -> int:
+    """How many tokens may rest on a match of this length; float32 up to the last addition."""
+    wanted = np.float64(np.float32(length) * factor + offset) + 1e-6
+    if 1.0 <= wanted < 2147483648.0:
+        return min(max_tokens, np.int64(wanted))
+    return np.int64(0)  # also where it is no number
 
 
-@_jit
+@_inner
+def _draft_path(
+    S: Any, v: int, longest: int, min_prob: float, tokens: Any, probs: Any, prefix: Any
+) -> int:
+    """Follow first edges from v while the path is probable enough; return how far.
+
+    prefix[n] is the score of the first n tokens.
+    """
+    n = np.int64(0)
+    prob = np.float32(1.0)
+    score = np.float32(0.0)
+    w = v
+    while n < longest and S[w, TOK] >= 0:
+        d = np.int64(S[w, DST])
+        prob *= np.float32(S[d, COUNT]) / np.float32(S[w, COUNT])
+        if not prob >= min_prob:
+            break
+        tokens[n] = S[w, TOK]
+        probs[n] = prob
+        score += prob
+        n += 1
+        prefix[n] = score
+        w = d
+    return n
+
+
+@_inner
+def _push(
+    heap_prob: Any, heap: Any, size: int, prob: float, state: int, length: int, token: int,
+    parent: int,
+) -> None:
+    """Sift an entry up past strictly less probable ones, as push_heap of the GNU C++ library."""
+    at = size
+    while at > 0 and heap_prob[(at - 1) // 2] < prob:
+        up = (at - 1) // 2
+        heap_prob[at] = heap_prob[up]
+        for k in range(4):
+            heap[at, k] = heap[up, k]
+        at = up
+    heap_prob[at] = prob
+    heap[at, 0] = state
+    heap[at, 1] = length
+    heap[at, 2] = token
+    heap[at, 3] = parent
+
+
+@_inner
+def _draft_tree(
+    S: Any, B: Any, G: Any, P: Any, H: Any, v: int, matched: int, longest: int, min_prob: float,
+    tokens: Any, probs: Any, parents: Any, heap_prob: Any, heap: Any,
+) -> tuple[int, float]:
+    """Take the most probable continuation of anything taken so far, again and again.
+
+    Where a word goes on in one way only, that way waits in the heap (token >= 0); where it branches
+    or may end, the word itself does (token -1), and its continuations join when it is taken out.
+    Returns the number of tokens, -1 where the heap was too small, and the score.
+    """
+    depth = G[G_DEPTH]
+    n = np.int64(0)
+    score = np.float32(0.0)
+    size = np.int64(0)
+    state = v
+    length = matched
+    prob = np.float32(1.0)
+    parent = np.int64(-1)
+    while n < longest:
+        # what follows the word (state, length), reached with prob at index parent
+        if (
+            length < depth
+            and S[state, TOK] >= 0
+            and S[S[state, DST], COUNT] == S[state, COUNT]
+        ):
+            _push(
+                heap_prob, heap, size, prob, np.int64(S[state, DST]), length + 1,
+                np.int64(S[state, TOK]), parent,
+            )
+        else:
+            _push(heap_prob, heap, size, prob, state, length, np.int64(-1), parent)
+        size += 1
+        token = np.int64(-1)
+        while token < 0 and size > 0:
+            prob = heap_prob[0]
+            state = np.int64(heap[0, 0])
+            length = np.int64(heap[0, 1])
+            token = np.int64(heap[0, 2])
+            parent = np.int64(heap[0, 3])
+            size -= 1
+            if size > 0:  # move the hole down to a leaf, then sift the last entry up from there
+                at = np.int64(0)
+                while 2 * at + 1 < size:
+                    child = 2 * at + 2
+                    if child >= size or heap_prob[child] < heap_prob[child - 1]:
+                        child -= 1
+                    heap_prob[at] = heap_prob[child]
+                    for k in range(4):
+                        heap[at, k] = heap[child, k]
+                    at = child
+                last = size
+                _push(
+                    heap_prob, heap, at, heap_prob[last], np.int64(heap[last, 0]),
+                    np.int64(heap[last, 1]), np.int64(heap[last, 2]), np.int64(heap[last, 3]),
+                )
+            if token < 0 and length < depth and S[state, TOK] >= 0:
+                pair = np.int64(-1)
+                following = np.int64(S[state, TOK])
+                d = np.int64(S[state, DST])
+                while True:
+                    child_prob = (
+                        prob * np.float32(S[d, COUNT]) / np.float32(S[state, COUNT])
+                    )
+                    if child_prob < min_prob:
+                        break
+                    if size + 1 >= len(heap_prob):
+                        return np.int64(-1), score
+                    _push(heap_prob, heap, size, child_prob, d, length + 1, following, parent)
+                    size += 1
+                    if pair >= 0:
+                        pair = np.int64(P[pair, 1])
+                    else:
+                        pair = np.int64(H[state, 0]) if S[state, BLK] >= 0 else np.int64(-1)
+                    if pair < 0:
+                        break
+                    following = np.int64(B[pair, 0])
+                    d = np.int64(B[pair, 1])
+        if token < 0:
+            break
+        tokens[n] = token
+        probs[n] = prob
+        parents[n] = parent
+        score += prob
+        parent = n
+        n += 1
+    return n, score
+
+
+@_inner
 def _draft_from(
-    S: Any, G: Any, v: int, matched: int,
-    max_tokens: int, factor: float, offset: float, min_prob: float,
-    tokens: Any, probs: Any, prefix: Any, best_tokens: Any, best_probs: Any,
+    S: Any, B: Any, G: Any, P: Any, H: Any, v: int, matched: int,
+    max_tokens: int, factor: float, offset: float, min_prob: float, as_tree: bool,
+    tokens: Any, probs: Any, parents: Any, scratch: Any, scratch_probs: Any,
+    heap_prob: Any, heap: Any,
 ) -> tuple[int, float, int]:
     """The best draft over all suffixes of the word of `matched` tokens in state v.
 
-    Writes it into best_tokens, best_probs; returns its length, its score and its match length.
+    Writes it into tokens, probs, parents; returns its length, its score and its match length.
     Descends from the longest match and stops when no shorter one can score higher.
     """
     depth = G[G_DEPTH]
-    best_n = 0
+    best_n = np.int64(0)
     best_score = np.float32(0.0)
     best_match = matched
     while S[v, LINK] >= 0:
         high = matched
-        low = (S[S[v, LINK], META] & LEN_MASK) + 1
-        bound = max_tokens
-        if factor >= 0.0:
-            bound = min(max_tokens, int(np.floor(high * factor + offset + 1e-6)))
-        if best_score >= bound:
+        low = np.int64(S[S[v, LINK], META] & LEN_MASK) + 1
+        if factor >= 0.0 and best_score >= _limit(high, max_tokens, factor, offset):
             break
-        longest = 0
-        for length in range(low, high + 1):
-            longest = max(longest, _cap(length, depth, max_tokens, factor, offset))
-        n = 0
-        prob = np.float32(1.0)
-        score = np.float32(0.0)
-        w = v
-        while n < longest and S[w, TOK] >= 0:
-            d = S[w, DST]
-            prob *= np.float32(S[d, COUNT]) / np.float32(S[w, COUNT])
-            if prob < min_prob:
-                break
-            tokens[n] = S[w, TOK]
-            probs[n] = prob
-            score += prob
-            n += 1
-            prefix[n] = score
-            w = d
-        if n > 0 and prefix[n] > best_score:
-            improved = False
-            for length in range(high, low - 1, -1):
-                m = min(n, _cap(length, depth, max_tokens, factor, offset))
-                if m > 0 and prefix[m] > best_score:
-                    best_score = prefix[m]
-                    best_n = m
-                    best_match = length
-                    improved = True
-            if improved:
+        n = np.int64(0)
+        if not as_tree:
+            longest = np.int64(0)
+            for length in range(low, high + 1):
+                cap = min(_limit(length, max_tokens, factor, offset), depth - length)
+                longest = max(longest, cap)
+            n = _draft_path(
+                S, v, longest, min_prob, scratch[0], scratch_probs[0], scratch_probs[1]
+            )
+        improved = False
+        length = high
+        while length >= low and (as_tree or n > 0):
+            cap = _limit(length, max_tokens, factor, offset)
+            if as_tree:
+                m, score = _draft_tree(
+                    S, B, G, P, H, v, length, cap, min_prob,
+                    scratch[0], scratch_probs[0], scratch[1], heap_prob, heap,
+                )
+                if m < 0:
+                    return np.int64(-1), score, length
+            else:
+                m = min(n, min(cap, depth - length))
+                score = scratch_probs[1, m] if m > 0 else np.float32(0.0)
+            if score > best_score:
+                best_score = score
+                best_n = m
+                best_match = length
+                improved = True
+            if improved and (as_tree or length == low):
                 for i in range(best_n):
-                    best_tokens[i] = tokens[i]
-                    best_probs[i] = probs[i]
-        v = S[v, LINK]
-        matched = S[v, META] & LEN_MASK
+                    tokens[i] = scratch[0, i]
+                    probs[i] = scratch_probs[0, i]
+                    parents[i] = scratch[1, i] if as_tree else i - 1
+                improved = False
+            length -= 1
+        v = np.int64(S[v, LINK])
+        matched = np.int64(S[v, META] & LEN_MASK)
     return best_n, best_score, best_match
 
 
-@_jit
+@_inner
 def _draft(
-    S: Any, B: Any, R: Any, W: Any, G: Any, tree: int,
-    max_tokens: int, factor: float, offset: float, min_prob: float,
-    out_tokens: Any, out_probs: Any, scratch_tokens: Any, scratch_probs: Any,
+    S: Any, B: Any, R: Any, W: Any, G: Any, P: Any, H: Any,
+    tree: int, context: Any, known: int, at_end: bool,
+    max_tokens: int, factor: float, offset: float, min_prob: float, as_tree: bool,
+    out_tokens: Any, out_probs: Any, parents: Any, scratch: Any, scratch_probs: Any,
+    heap_prob: Any, heap: Any,
 ) -> tuple[int, float, int]:
     """The better of the local and the global draft, the local one where they score the same.
 
-    out_* hold one row of at least `depth` entries; scratch_tokens int32 [2, depth], scratch_probs
-    float32 [3, depth + 1].
+    context int32 [depth] holds the last `known` tokens, right-aligned; at_end says that they are
+    the last ones that the request was given.
     """
     depth = G[G_DEPTH]
-    max_tokens = min(max_tokens, depth)
-    limit = np.float32(min_prob)
+    if at_end:
+        v = R[tree, R_STATE]
+        matched = known
+    else:
+        v, matched = _match(S, B, R[tree, R_ROOT], depth, context, known)
+    strict = G[G_EXACT] != 0 and known > 0  # the peer's matches are shorter than the context
+    if strict and matched == known:
+        matched -= 1
+        if matched <= S[S[v, LINK], META] & LEN_MASK:
+            v = np.int64(S[v, LINK])
     n, score, match = _draft_from(
-        S, G, R[tree, R_STATE], min(R[tree, R_FED], depth), max_tokens, factor, offset, limit,
-        scratch_tokens[0], scratch_probs[0], scratch_probs[2], out_tokens, out_probs,
+        S, B, G, P, H, v, matched, max_tokens, factor, offset, min_prob, as_tree,
+        out_tokens, out_probs, parents[0], scratch, scratch_probs, heap_prob, heap,
     )
-    if R[tree, R_SEQ] >= 0 and R[tree, R_RLEN] >= depth:
+    if n < 0:
+        return n, score, match
+    if at_end and R[tree, R_SEQ] >= 0 and R[tree, R_RLEN] >= depth:
         v = R[tree, R_GSTATE]
         matched = depth
     else:
-        v, matched = _match_from_root(S, B, R, W, G, tree)
-    global_n, global_score, global_match = _draft_from(
-        S, G, v, matched, max_tokens, factor, offset, limit,
-        scratch_tokens[0], scratch_probs[0], scratch_probs[2], scratch_tokens[1], scratch_probs[1],
+        v, matched = _match(S, B, R[0, R_ROOT], depth, context, known)
+    if strict and matched == known:
+        matched -= 1
+        if matched <= S[S[v, LINK], META] & LEN_MASK:
+            v = np.int64(S[v, LINK])
+    shared_n, shared_score, shared_match = _draft_from(
+        S, B, G, P, H, v, matched, max_tokens, factor, offset, min_prob, as_tree,
+        scratch[2], scratch_probs[2], parents[1], scratch, scratch_probs, heap_prob, heap,
     )
-    if global_score > score:
-        for i in range(global_n):
-            out_tokens[i] = scratch_tokens[1, i]
-            out_probs[i] = scratch_probs[1, i]
-        return global_n, global_score, global_match
-    return n, score, match
+    if shared_n >= 0 and not shared_score > score:
+        return n, score, match
+    for i in range(shared_n):
+        out_tokens[i] = scratch[2, i]
+        out_probs[i] = scratch_probs[2, i]
+        parents[0, i] = parents[1, i]
+    return shared_n, shared_score, shared_match
 
 
-@_jit
-def _first_bad(tokens: Any) -> int:
+@_inner
+def _first_bad(tokens: Any, begin: int, end: int) -> int:
     """Position of the first entry that is no token id, or -1."""
-    for i in range(len(tokens)):
+    for i in range(begin, end):
         if tokens[i] < 0 or tokens[i] == 2147483647:
             return i
-    return -1
+    return np.int64(-1)
 
 
-# -- entry points: each is one compiled call from Python -------------------------------------------
+# -- the entry point: one compiled call from Python ------------------------------------------------
 
 
-@_jit
-def init(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, depth: int
-) -> None:
-    """Set up empty tables and the global tree."""
-    G[:] = 0
-    G[G_DEPTH] = depth
-    G[G_SFREE] = -1
-    G[G_STATEFREE] = -1
-    G[G_TFREE] = -1
-    G[G_BFREE : G_BFREE + 32] = -1
-    G[G_SCAP] = len(S)
-    G[G_BCAP] = len(B)
-    G[G_TCAP] = len(T)
-    R[0, R_ROOT] = 0
-    _new_tree(S, C, R, G, 0)
-
-
-@_jit
-def start(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, tree: int, seq: int
-) -> None:
-    """Begin an empty request in row `tree`, with response row `seq` or none (-1)."""
-    _new_tree(S, C, R, G, tree)
-    R[tree, R_SEQ] = seq
-    if seq >= 0:
-        Q[seq, Q_LEN] = 0
-        Q[seq, Q_ALIVE] = 1
-
-
-@_jit
-def feed(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any,
-    tree: int, tokens: Any, response: bool,
+@_entry
+def run(
+    op: int,
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, P: Any, H: Any,
+    handles: Any, rows: Any, token_ids: Any, num_tokens: Any, max_tokens: Any, begin: int,
+    factor: float, offset: float, min_prob: float, as_tree: bool,
+    out_tokens: Any, out_probs: Any, out_info: Any, out_scores: Any,
+    parents: Any, scratch: Any, scratch_probs: Any, heap_prob: Any, heap: Any,
 ) -> int:
-    """Append int32 tokens; return how many fitted, or -1 - position of the first bad token id."""
-    bad = _first_bad(tokens)
-    if bad >= 0:
-        return -1 - bad
-    return _feed(S, B, T, C, R, Q, W, G, tree, tokens, response)
+    """Do one operation.
 
+    INIT        make the global tree
+    START       begin request handles[0] with response row rows[0] (-1: none) and feed it the prompt
+    FEED        append token_ids[0, begin:] to handles[0]; as a response if rows[0] is 1
+    STOP        end request handles[0]
+    EVICT       take response row handles[0] out of the global tree
+    SPECULATE   draft for handles[0] after its own tokens (rows[0] < 0), or after the last rows[0]
+                tokens of token_ids[0], which has `depth` columns
+    STEP        append and draft for each of handles[begin:], from rows of token_ids
 
-@_jit
-def draft(
-    S: Any, B: Any, R: Any, W: Any, G: Any, tree: int,
-    max_tokens: int, factor: float, offset: float, min_prob: float,
-    out_tokens: Any, out_probs: Any, scratch_tokens: Any, scratch_probs: Any,
-) -> tuple[int, float, int]:
-    """Draft for one request: length, score, match length; tokens and probabilities into out_*."""
-    return _draft(
-        S, B, R, W, G, tree, max_tokens, factor, offset, min_prob,
-        out_tokens, out_probs, scratch_tokens, scratch_probs,
-    )
+    START and FEED return how many tokens fitted, or -1 - position of a bad token id. STEP returns
+    the index of the first request that did not fit, or their number. The others return a status.
 
-
-@_jit
-def stop(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, tree: int
-) -> None:
-    """End a request; its response stays in the global tree."""
-    _free_tree(S, B, C, R, G, tree)
-
-
-@_jit
-def evict(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, seq: int
-) -> int:
-    """Forget a response. A request that still writes to it goes on without."""
-    return _evict(S, B, T, C, R, Q, G, seq)
-
-
-@_jit
-def step(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any,
-    handles: Any, rows: Any, token_ids: Any, num_tokens: Any, max_tokens: Any,
-    factor: float, offset: float, min_prob: float,
-    out_tokens: Any, out_probs: Any, out_lengths: Any, out_matches: Any, out_scores: Any,
-    out_status: Any, scratch_tokens: Any, scratch_probs: Any, begin: int,
-) -> int:
-    """Append what is new and draft, request by request; return the first one that had no room."""
+    Shapes: handles, rows int64 [n]; token_ids int32 [rows, width]; num_tokens int32 [rows];
+    max_tokens int32 [n]; out_tokens int32 [n, k], out_probs float32 [n, k], out_info int32 [3, n],
+    out_scores float32 [n]; parents int32 [2, m], scratch int32 [3, m], scratch_probs float32
+    [3, m + 1] with m above depth and k; heap_prob float32 [h], heap int32 [h, 4].
+    """
     depth = G[G_DEPTH]
+    f = np.float32(factor)
+    o = np.float32(offset)
+    limit_prob = np.float32(min_prob)
+    if op == INIT:
+        _new_tree(S, C, R, G, np.int64(0))
+        return OK
+    if op == EVICT:
+        return _evict(S, B, T, C, R, Q, G, P, H, handles[0])
+    if op == STOP:
+        _free_tree(S, B, C, R, G, handles[0])
+        return OK
+    if op in (START, FEED):
+        tree = handles[0]
+        end = np.int64(token_ids.shape[1])
+        bad = _first_bad(token_ids[0], begin, end)
+        if bad >= 0:
+            return -1 - bad
+        response = op == FEED and rows[0] == 1
+        if op == START:
+            _new_tree(S, C, R, G, tree)
+            seq = rows[0]
+            R[tree, R_SEQ] = seq
+            if seq >= 0:
+                Q[seq, Q_LEN] = 0
+                Q[seq, Q_ALIVE] = 1
+        return _feed(S, B, T, C, R, Q, W, G, P, H, tree, token_ids[0], begin, end, response)
+
     for i in range(begin, len(handles)):
-        out_lengths[i] = 0
-        out_matches[i] = 0
+        out_info[OUT_LENGTH, i] = 0
+        out_info[OUT_MATCH, i] = 0
         out_scores[i] = 0.0
         tree = handles[i]
         row = rows[i]
+        known = np.int64(0)
+        at_end = True
+        context = W[0]
         if tree <= 0 or tree >= len(R) or R[tree, R_ALIVE] == 0:
-            out_status[i] = BAD_HANDLE
+            out_info[OUT_STATUS, i] = BAD_HANDLE
             continue
-        n = num_tokens[row]
-        fed = R[tree, R_FED]
-        status = OK
-        if n < fed:
-            status = MISMATCH
-        else:
-            for k in range(max(fed - depth, 0), fed):
+        if op == STEP:
+            if row < 0 or row >= min(len(num_tokens), len(token_ids)):
+                out_info[OUT_STATUS, i] = BAD_HANDLE
+                continue
+            n = np.int64(num_tokens[row])
+            fed = R[tree, R_FED]
+            status = MISMATCH if n < fed or n > token_ids.shape[1] else OK
+            k = max(fed - depth, 0)
+            while k < fed and status == OK:
                 if token_ids[row, k] != W[tree, depth - fed + k]:
                     status = MISMATCH
-                    break
-        if status == OK and n > fed:
-            tokens = token_ids[row, fed:n]
-            if _first_bad(tokens) >= 0:
-                status = BAD_TOKEN
-            elif _feed(S, B, T, C, R, Q, W, G, tree, tokens, True) < n - fed:
-                return i
-        out_status[i] = status
-        limit = min(max_tokens[i], out_tokens.shape[1])
-        if status == OK and limit > 0:
+                k += 1
+            if status == OK and n > fed:
+                if _first_bad(token_ids[row], fed, n) >= 0:
+                    status = BAD_TOKEN
+                elif n - fed > _feed(
+                    S, B, T, C, R, Q, W, G, P, H, tree, token_ids[row], fed, n, op == STEP
+                ):
+                    return i
+            out_info[OUT_STATUS, i] = status
+            if status != OK:
+                continue
+        known = min(R[tree, R_FED], depth)
+        context = W[tree]
+        if op == SPECULATE and row >= 0:
+            at_end = known == row
+            known = min(row, depth)
+            context = token_ids[0]
+            for k in range(depth - known, depth):
+                if context[k] != W[tree, k]:
+                    at_end = False
+        most = np.int64(min(max_tokens[i], out_tokens.shape[1]))
+        if most > 0 or op == SPECULATE:
             length, score, match = _draft(
-                S, B, R, W, G, tree, limit, factor, offset, min_prob,
-                out_tokens[i], out_probs[i], scratch_tokens, scratch_probs,
+                S, B, R, W, G, P, H, tree, context, known, at_end,
+                most, f, o, limit_prob, as_tree,
+                out_tokens[i], out_probs[i], parents, scratch, scratch_probs, heap_prob, heap,
             )
-            out_lengths[i] = length
+            if length < 0:
+                return -1 - i
+            out_info[OUT_LENGTH, i] = length
+            out_info[OUT_MATCH, i] = match
             out_scores[i] = score
-            out_matches[i] = match
     return len(handles)

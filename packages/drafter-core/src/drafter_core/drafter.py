@@ -7,7 +7,8 @@ before they enter the structure. SuffixDecoding is described in arXiv:2411.04975
 from __future__ import annotations
 
 from collections.abc import Hashable, KeysView, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ Tokens = Sequence[int] | NDArray[np.integer[Any]]
 MAX_TOKEN_ID = 2**31 - 2
 MAX_DEPTH = 4096
 _MAX_REQUESTS = 1 << 20
+_MAX_SEQUENCES = 1 << 26
+_HEAP = 1024
+_HUGE = 1e6
 _MAX_ROWS = (1 << 31) - 4096
 
 
@@ -52,13 +56,24 @@ class Draft:
 
 
 @dataclass(frozen=True)
+class TreeDraft:
+    """A draft whose tokens form a tree: `parents[i]` is the index of the token before token i.
+
+    -1 stands for the end of the context. In a path, that is i - 1.
+    """
+
+    draft: Draft
+    parents: list[int]
+
+
+@dataclass(frozen=True)
 class BatchDraft:
     """The drafts of one step.
 
     token_ids int32 [n, k], probs float32 [n, k], lengths int32 [n], match_lengths int32 [n],
-    scores float32 [n], status int8 [n] (0 drafted, 1 the row does not continue what was fed,
-    2 a bad token id, 3 an unknown handle). The arrays are overwritten by the next step of the same
-    drafter.
+    scores float32 [n], status int32 [n] (0 drafted, 1 the row does not continue what was fed,
+    2 a bad token id, 3 an unknown handle or row). The arrays are overwritten by the next step of
+    the same drafter.
     """
 
     token_ids: NDArray[np.int32]
@@ -66,7 +81,7 @@ class BatchDraft:
     lengths: NDArray[np.int32]
     match_lengths: NDArray[np.int32]
     scores: NDArray[np.float32]
-    status: NDArray[np.int8]
+    status: NDArray[np.int32]
 
     def tolist(self) -> list[list[int]]:
         """The drafts as lists of token ids, one per request, empty where there is none."""
@@ -94,11 +109,16 @@ class SuffixDrafter:
         max_depth: longest match plus draft, in tokens; 1 to 4096.
         max_cached_requests: how many responses the global tree holds, running ones included. The
             one started first goes first. 0: no global tree. -1: no limit.
+        exact: draft exactly what arctic-inference 0.3.0 drafts: among successors that occur equally
+            often in the order that their history gave them there, and never on a match as long as
+            the whole context. Slower, and larger by a quarter.
 
     Not thread-safe: one drafter belongs to one thread.
     """
 
-    def __init__(self, max_depth: int = 24, max_cached_requests: int = 10_000) -> None:
+    def __init__(
+        self, max_depth: int = 24, max_cached_requests: int = 10_000, *, exact: bool = False
+    ) -> None:
         if not 1 <= max_depth <= MAX_DEPTH:
             raise BadSetting(f"max_depth is 1 to {MAX_DEPTH}, not {max_depth!r}")
         if max_cached_requests < -1:
@@ -108,44 +128,51 @@ class SuffixDrafter:
             )
         self._max_depth = max_depth
         self._max_cached = max_cached_requests
-        self._allocate()
+        self._exact = exact
         self._handles: dict[Hashable, int] = {}
         self._sequences: dict[Hashable, int] = {}
         self._free_handles: list[int] = []
         self._next_handle = 1
         self._free_sequences: list[int] = []
         self._next_sequence = 0
-        self._out = _BatchBuffers(0, 0)
+        self._allocate()
 
     def _allocate(self) -> None:
-        memory = physical_memory()
-        rows = {
-            "states": min(memory // (4 * k.STATE_FIELDS), _MAX_ROWS),
-            "pairs": min(memory // 8, _MAX_ROWS),
-            "tokens": min(memory // 4, _MAX_ROWS),
-        }
         depth = self._max_depth
-        self._states = reserve(rows["states"] // k.CHUNK * k.CHUNK, k.STATE_FIELDS, np.int32)
-        self._blocks = reserve(rows["pairs"], 2, np.int32)
-        self._texts = reserve(rows["tokens"] // k.CHUNK * k.CHUNK, 0, np.int32)
-        chunks = max(len(self._states), len(self._texts)) // k.CHUNK
-        self._chunks = reserve(chunks, 2, np.int32)
-        self._trees = reserve(_MAX_REQUESTS, k.TREE_FIELDS, np.int64)
-        self._texts_of = reserve(1 << 26, k.SEQ_FIELDS, np.int64)
-        self._windows = reserve(_MAX_REQUESTS, depth, np.int32)
-        self._header = np.zeros(k.HEADER_FIELDS, np.int64)
-        self._arrays = (
-            self._states, self._blocks, self._texts, self._chunks,
-            self._trees, self._texts_of, self._windows, self._header,
-        )  # fmt: skip
-        self._draft_arrays = (
-            self._states, self._blocks, self._trees, self._windows, self._header,
-        )  # fmt: skip
-        self._scratch_tokens = np.zeros((2, depth + 1), np.int32)
-        self._scratch_probs = np.zeros((3, depth + 1), np.float32)
-        self._row_tokens = np.zeros(depth + 1, np.int32)
-        self._row_probs = np.zeros(depth + 1, np.float32)
-        k.init(*self._arrays, depth)
+        memory = physical_memory()
+        states = min(memory // (4 * k.STATE_FIELDS), _MAX_ROWS) // k.CHUNK * k.CHUNK
+        pairs = min(memory // 8, _MAX_ROWS)
+        tokens = min(memory // 4, _MAX_ROWS) // k.CHUNK * k.CHUNK
+        ordered = 1 if self._exact else 0
+        header = np.zeros(k.HEADER_FIELDS, np.int64)
+        self._tables = _Tables(
+            states=reserve(states, k.STATE_FIELDS, np.int32),
+            blocks=reserve(pairs, 2, np.int32),
+            texts=reserve(tokens, 0, np.int32),
+            chunks=reserve(max(states, tokens) // k.CHUNK, 2, np.int32),
+            trees=reserve(_MAX_REQUESTS, k.TREE_FIELDS, np.int64),
+            sequences=reserve(_MAX_SEQUENCES, k.SEQ_FIELDS, np.int64),
+            windows=reserve(_MAX_REQUESTS, depth, np.int32),
+            header=header,
+            pair_order=reserve(max(pairs * ordered, 2), 2, np.int32),
+            state_order=reserve(max(states * ordered, 2), 2, np.int32),
+        )
+        header[k.G_DEPTH] = depth
+        header[k.G_EXACT] = ordered
+        header[[k.G_SFREE, k.G_STATEFREE, k.G_TFREE]] = -1
+        header[k.G_BFREE : k.G_BFREE + 32] = -1
+        self._measure()
+        self._one = np.zeros(1, np.int64)
+        self._other = np.zeros(1, np.int64)
+        self._most = np.zeros(1, np.int32)
+        self._no_rows = np.zeros(0, np.int32)
+        self._no_tokens = np.zeros((1, 0), np.int32)
+        self._context = np.zeros((1, depth), np.int32)
+        self._row = _Output(1, 0)
+        self._batch = _Output(0, 0)
+        self._constant = np.zeros(0, np.int32)
+        self._scratch = _Scratch(depth + 1, _HEAP)
+        self._run(k.INIT, 0, 0)
 
     # -- settings and views
 
@@ -175,19 +202,19 @@ class SuffixDrafter:
 
     def tokens_fed(self, request_id: Hashable) -> int:
         """How many tokens (prompt and response) an active request has been given."""
-        return int(self._trees[self._active(request_id), k.R_FED])
+        return int(self._tables.trees[self._active(request_id), k.R_FED])
 
     def stats(self) -> DrafterStats:
         """Sizes now."""
-        g = self._header
+        g = self._tables.header
         return DrafterStats(
             active_requests=len(self._handles),
             cached_requests=len(self._sequences),
             cached_tokens=int(g[k.G_TOKENS]),
-            global_states=int(self._trees[0, k.R_STATES]),
+            global_states=int(self._tables.trees[0, k.R_STATES]),
             bytes_in_use=int(
-                g[k.G_SCHUNKS] * k.CHUNK * k.STATE_FIELDS * 4
-                + g[k.G_BNEXT] * 8
+                g[k.G_SCHUNKS] * k.CHUNK * (k.STATE_FIELDS * 4 + 8 * self._exact)
+                + g[k.G_BNEXT] * (8 + 8 * self._exact)
                 + g[k.G_TCHUNKS] * k.CHUNK * 4
                 + max(g[k.G_SCHUNKS], g[k.G_TCHUNKS]) * 8
                 + self._next_handle * (k.TREE_FIELDS * 8 + self._max_depth * 4)
@@ -213,6 +240,7 @@ class SuffixDrafter:
         if request_id in self._handles:
             raise RequestActive(request_id)
         tokens = _checked(prompt)
+        _check_range(tokens)
         sequence = -1
         if self._max_cached != 0:
             if request_id in self._sequences:
@@ -221,11 +249,12 @@ class SuffixDrafter:
                 self.evict_cached_response(next(iter(self._sequences)))
             sequence = self._take_sequence()
         handle = self._take_handle()
-        k.start(*self._arrays, handle, sequence)
         self._handles[request_id] = handle
         if sequence >= 0:
             self._sequences[request_id] = sequence
-        self._feed(handle, tokens, False)
+        fed = self._run(k.START, handle, sequence, tokens)
+        if fed < len(tokens):
+            self._feed(handle, tokens, fed, False)
         return handle
 
     def append(self, request_id: Hashable, tokens: Tokens) -> None:
@@ -235,7 +264,7 @@ class SuffixDrafter:
             UnknownRequest: the request is not active.
             BadTokenId: one of the tokens is no token id; none was added.
         """
-        self._feed(self._active(request_id), _checked(tokens), True)
+        self._feed(self._active(request_id), _checked(tokens), 0, True)
 
     def draft(
         self,
@@ -258,14 +287,51 @@ class SuffixDrafter:
         Raises:
             UnknownRequest: the request is not active.
         """
-        length, score, match_length = k.draft(
-            *self._draft_arrays, self._active(request_id),
-            max_tokens, max_spec_factor, max_spec_offset, min_token_prob,
-            self._row_tokens, self._row_probs, self._scratch_tokens, self._scratch_probs,
-        )  # fmt: skip
-        return Draft(
-            self._row_tokens[:length].tolist(), self._row_probs[:length].tolist(),
-            score, match_length,
+        handle = self._active(request_id)
+        return self._speculate(
+            handle, -1, self._no_tokens, max_tokens, max_spec_factor, max_spec_offset,
+            min_token_prob, False,
+        ).draft  # fmt: skip
+
+    def speculate(
+        self,
+        request_id: Hashable,
+        context: Tokens,
+        max_tokens: int,
+        max_spec_factor: float = 1.0,
+        max_spec_offset: float = 0.0,
+        min_token_prob: float = 0.1,
+        use_tree_spec: bool = False,
+    ) -> TreeDraft:
+        """What probably follows a context of the caller's, as a path or as a tree of tokens.
+
+        Args:
+            request_id: an active request, whose own tree is asked beside the global one.
+            context: the tokens to continue; the last `max_depth` count. Cheapest where they are the
+                last ones that the request was given.
+            max_tokens: most tokens of the draft.
+            max_spec_factor: as in `draft`.
+            max_spec_offset: as in `draft`.
+            min_token_prob: as in `draft`.
+            use_tree_spec: take the most probable continuation of anything taken so far, instead of
+                one path. Needs `exact`.
+
+        Raises:
+            UnknownRequest: the request is not active.
+            BadTokenId: the context holds something that is no token id.
+            BadSetting: `use_tree_spec` without `exact`.
+        """
+        if use_tree_spec and not self._exact:
+            raise BadSetting("use_tree_spec needs a drafter made with exact=True")
+        handle = self._active(request_id)
+        known = min(len(context), self._max_depth)
+        if known:
+            tokens = _checked(context[len(context) - known :])
+            _check_range(tokens)
+            self._context[0, self._max_depth - known :] = tokens
+        return self._speculate(
+            handle, known, self._context, max_tokens, max_spec_factor, max_spec_offset,
+            min_token_prob, use_tree_spec,
         )  # fmt: skip
 
     def stop_request(self, request_id: Hashable) -> None:
@@ -275,7 +341,7 @@ class SuffixDrafter:
             UnknownRequest: the request is not active.
         """
         handle = self._active(request_id)
-        k.stop(*self._arrays, handle)
+        self._run(k.STOP, handle, 0)
         del self._handles[request_id]
         self._free_handles.append(handle)
 
@@ -290,8 +356,8 @@ class SuffixDrafter:
             raise UnknownRequest(request_id, "cached")
         handle = self._handles.get(request_id)
         if handle is not None:
-            self._trees[handle, k.R_SEQ] = -1
-        if k.evict(*self._arrays, sequence) != k.OK:
+            self._tables.trees[handle, k.R_SEQ] = -1
+        if self._run(k.EVICT, sequence, 0) != k.OK:
             raise CorruptState(
                 f"the global tree does not contain the response of {request_id!r} any more; "
                 "build a new drafter and report this"
@@ -333,22 +399,33 @@ class SuffixDrafter:
         """
         n = len(handles)
         if isinstance(max_tokens, np.ndarray):
-            limits = max_tokens
+            limits = _as(max_tokens, np.int32)
             width = int(limits.max()) if n else 0
         else:
             width = max_tokens
-            limits = self._out.constant(n, max_tokens)
-        out = self._out.room(n, min(max(width, 0), self._max_depth))
+            if len(self._constant) != n or (n and self._constant[0] != width):
+                self._constant = np.full(n, width, np.int32)
+            limits = self._constant
+        width = min(max(width, 0), self._max_depth)
+        if len(rows) != n or len(limits) != n:
+            raise BadSetting(
+                f"handles, rows and max_tokens belong together, but hold {n}, {len(rows)} and "
+                f"{len(limits)} entries"
+            )
+        if self._batch.shape != (n, width):
+            self._batch = _Output(n, width)
         done = 0
+        out = self._batch
+        scratch = self._scratch
         while True:
-            done = k.step(
-                *self._arrays, handles, rows, token_ids, num_tokens, limits,
-                max_spec_factor, max_spec_offset, min_token_prob,
-                out.token_ids, out.probs, out.lengths, out.match_lengths, out.scores, out.status,
-                self._scratch_tokens, self._scratch_probs, done,
+            done = k.run(
+                k.STEP, *self._tables.all, _as(handles, np.int64), _as(rows, np.int64),
+                _as(token_ids, np.int32), _as(num_tokens, np.int32), limits, done,
+                _bounded(max_spec_factor), _bounded(max_spec_offset), min_token_prob, False,
+                *out.all, *scratch.all,
             )  # fmt: skip
             if done == n:
-                return out
+                return out.batch
             self._grow()
 
     # -- inner workings
@@ -359,23 +436,73 @@ class SuffixDrafter:
         except KeyError:
             raise UnknownRequest(request_id, "active") from None
 
-    def _feed(self, handle: int, tokens: NDArray[np.int32], response: bool) -> None:
+    def _run(
+        self, op: int, first: int, second: int, tokens: NDArray[np.int32] | None = None,
+        begin: int = 0,
+    ) -> int:  # fmt: skip
+        """One operation that drafts nothing; see `_kernels.run`."""
+        self._one[0] = first
+        self._other[0] = second
+        result: int = k.run(
+            op, *self._tables.all, self._one, self._other,
+            self._no_tokens if tokens is None else tokens.reshape(1, -1),
+            self._no_rows, self._most, begin, 0.0, 0.0, 0.0, False,
+            *self._row.all, *self._scratch.all,
+        )  # fmt: skip
+        return result
+
+    def _feed(self, handle: int, tokens: NDArray[np.int32], begin: int, response: bool) -> None:
         while True:
-            fed = k.feed(*self._arrays, handle, tokens, response)
+            fed = self._run(k.FEED, handle, int(response), tokens, begin)
             if fed < 0:
-                raise BadTokenId(
-                    f"token ids are 0 to {MAX_TOKEN_ID}; position {-1 - fed} holds "
-                    f"{tokens[-1 - fed]}"
-                )
-            if fed == len(tokens):
+                _check_range(tokens)
+            begin += fed
+            if begin == len(tokens):
                 return
-            tokens = tokens[fed:]
             self._grow()
+
+    def _speculate(
+        self, handle: int, known: int, context: NDArray[np.int32], max_tokens: int,
+        factor: float, offset: float, min_prob: float, as_tree: bool,
+    ) -> TreeDraft:  # fmt: skip
+        """Draft for one request, after its own tokens (known -1) or after a context.
+
+        context int32 [1, max_depth] holds its last `known` tokens at the end of the row.
+        """
+        width = max_tokens if as_tree else min(max_tokens, self._max_depth)
+        width = max(width, 0)
+        if self._row.shape[1] < width:
+            self._row = _Output(1, width)
+        if self._scratch.width <= width:
+            self._scratch = _Scratch(width + 1, self._scratch.heap)
+        self._one[0] = handle
+        self._other[0] = known
+        self._most[0] = width
+        if not self._exact:
+            factor, offset = _bounded(factor), _bounded(offset)
+        while True:
+            row = self._row
+            done = k.run(
+                k.SPECULATE, *self._tables.all, self._one, self._other, context,
+                self._no_rows, self._most, 0, factor, offset, min_prob, as_tree,
+                *row.all, *self._scratch.all,
+            )  # fmt: skip
+            if done == 1:
+                break
+            self._scratch = _Scratch(self._scratch.width, 4 * self._scratch.heap)
+        length = int(row.info[k.OUT_LENGTH, 0])
+        return TreeDraft(
+            Draft(
+                row.tokens[0, :length].tolist(), row.probs[0, :length].tolist(),
+                float(row.scores[0]), int(row.info[k.OUT_MATCH, 0]),
+            ),
+            self._scratch.parents[0, :length].tolist(),
+        )  # fmt: skip
 
     def _take_handle(self) -> int:
         if self._free_handles:
             return self._free_handles.pop()
-        if self._next_handle >= len(self._trees):
+        if self._next_handle >= len(self._tables.trees):
             raise CapacityExhausted(f"{len(self._handles)} requests are active; stop some first")
         self._next_handle += 1
         return self._next_handle - 1
@@ -383,53 +510,138 @@ class SuffixDrafter:
     def _take_sequence(self) -> int:
         if self._free_sequences:
             return self._free_sequences.pop()
-        if self._next_sequence >= len(self._texts_of):
+        if self._next_sequence >= len(self._tables.sequences):
             raise CapacityExhausted(
                 f"{len(self._sequences)} responses are cached; set max_cached_requests"
             )
         self._next_sequence += 1
         return self._next_sequence - 1
 
+    def _measure(self) -> None:
+        """Tell the kernels how large the tables are."""
+        tables = self._tables
+        tables.header[k.G_SCAP] = min(len(tables.states), len(tables.chunks) * k.CHUNK)
+        tables.header[k.G_BCAP] = len(tables.blocks)
+        tables.header[k.G_TCAP] = min(len(tables.texts), len(tables.chunks) * k.CHUNK)
+
     def _grow(self) -> None:
-        raise CapacityExhausted("the tables are full")
+        """Double the tables that are full: only where address space could not be reserved."""
+        tables = self._tables
+        before = tables.all
+        try:
+            grown = {name: _doubled(getattr(tables, name)) for name in tables.growing(self._exact)}
+        except MemoryError as error:
+            raise CapacityExhausted(
+                f"no memory for more than {self.stats().cached_tokens} cached tokens; "
+                "set max_cached_requests"
+            ) from error
+        self._tables = replace(tables, **grown)
+        self._measure()
+        if all(a is b for a, b in zip(before, self._tables.all, strict=True)):
+            raise CapacityExhausted("the tables have reached their largest size")
 
 
-class _BatchBuffers:
-    """The output arrays of `step`, reused while the batch has the same shape."""
+@dataclass(frozen=True)
+class _Tables:
+    """The arrays of `_kernels`, in the order in which they are passed."""
+
+    states: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+    texts: NDArray[np.int32]
+    chunks: NDArray[np.int32]
+    trees: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    windows: NDArray[np.int32]
+    header: NDArray[np.int64]
+    pair_order: NDArray[np.int32]
+    state_order: NDArray[np.int32]
+
+    @cached_property
+    def all(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
+        """The arrays as arguments."""
+        return (
+            self.states, self.blocks, self.texts, self.chunks, self.trees, self.sequences,
+            self.windows, self.header, self.pair_order, self.state_order,
+        )  # fmt: skip
+
+    def growing(self, ordered: bool) -> list[str]:
+        """The names of the tables that may double."""
+        names = ["states", "blocks", "texts", "chunks"]
+        if ordered:
+            names += ["pair_order", "state_order"]
+        return [name for name in names if 2 * len(getattr(self, name)) <= _MAX_ROWS]
+
+
+class _Output:
+    """Where the kernels write drafts; reused while the shape stays."""
 
     def __init__(self, n: int, width: int) -> None:
-        self._batch = BatchDraft(
-            np.zeros((n, width), np.int32), np.zeros((n, width), np.float32),
-            np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.float32),
-            np.zeros(n, np.int8),
+        self.shape = (n, width)
+        self.tokens = np.zeros((n, width), np.int32)
+        self.probs = np.zeros((n, width), np.float32)
+        self.info = np.zeros((k.OUT_ROWS, n), np.int32)
+        self.scores = np.zeros(n, np.float32)
+        self.all = (self.tokens, self.probs, self.info, self.scores)
+        self.batch = BatchDraft(
+            self.tokens, self.probs, self.info[k.OUT_LENGTH], self.info[k.OUT_MATCH], self.scores,
+            self.info[k.OUT_STATUS],
         )  # fmt: skip
-        self._constant = np.zeros(0, np.int32)
 
-    def room(self, n: int, width: int) -> BatchDraft:
-        if self._batch.token_ids.shape != (n, width):
-            constant = self._constant
-            self.__init__(n, width)  # type: ignore[misc]
-            self._constant = constant
-        return self._batch
 
-    def constant(self, n: int, value: int) -> NDArray[np.int32]:
-        if len(self._constant) != n or (n and self._constant[0] != value):
-            self._constant = np.full(n, value, np.int32)
-        return self._constant
+class _Scratch:
+    """What the kernels need while they draft."""
+
+    def __init__(self, width: int, heap: int) -> None:
+        self.width = width
+        self.heap = heap
+        self.parents = np.zeros((2, width), np.int32)
+        self.all = (
+            self.parents, np.zeros((3, width), np.int32), np.zeros((3, width + 1), np.float32),
+            np.zeros(heap, np.float32), np.zeros((heap, 4), np.int32),
+        )  # fmt: skip
+
+
+def _doubled(array: NDArray[Any]) -> NDArray[Any]:
+    larger = reserve(2 * len(array), array.shape[1] if array.ndim == 2 else 0, array.dtype.type)
+    if len(larger) < 2 * len(array):
+        raise MemoryError
+    larger[: len(array)] = array
+    return larger
+
+
+def _bounded(value: float) -> float:
+    """Factor and offset within what the kernels can turn into a number of tokens."""
+    return min(max(value, -_HUGE), _HUGE)
+
+
+def _as(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """The array as the kernels are compiled for it: without a copy where it is so already."""
+    if array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable:
+        return array
+    return np.array(array, dtype)
 
 
 def _checked(tokens: Tokens) -> NDArray[np.int32]:
-    """Token ids as a contiguous int32 array; ids below 0 are found by the kernel."""
+    """Token ids as a contiguous int32 array; the kernel refuses ids out of range."""
     array = np.asarray(tokens)
-    if array.dtype == np.int32 and array.ndim == 1 and array.flags.c_contiguous:
-        return array
     if array.ndim != 1:
         raise BadTokenId(f"token ids come as one sequence, not with shape {array.shape}")
     if len(array) == 0:
         return np.zeros(0, np.int32)
     if array.dtype.kind not in "iu":
         raise BadTokenId(f"token ids are integers, not {array.dtype}")
-    low, high = int(array.min()), int(array.max())
+    if array.dtype != np.int32:
+        _check_range(array)
+    return _as(array, np.int32)
+
+
+def _check_range(tokens: NDArray[Any]) -> None:
+    if len(tokens) == 0:
+        return
+    low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high > MAX_TOKEN_ID:
-        raise BadTokenId(f"token ids are 0 to {MAX_TOKEN_ID}; found {low if low < 0 else high}")
-    return np.ascontiguousarray(array, np.int32)
+        found = low if low < 0 else high
+        raise BadTokenId(
+            f"token ids are 0 to {MAX_TOKEN_ID}; position {int((tokens == found).argmax())} "
+            f"holds {found}"
+        )
