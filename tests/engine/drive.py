@@ -5,8 +5,8 @@ out as JSON.
 
 The job: `engine`, keyword arguments of `EngineArgs`; `runs`, a list of `name`, `prompts`,
 `sampling` (keyword arguments of `SamplingParams`), `arrivals` (for each prompt the engine step
-before which it is added; default 0) and `abort` (place of a prompt -> the number of output tokens
-after which it is aborted). The result: for each run the token ids, finish reasons and steps, vLLM's
+before which it is added; default 0), `abort` (place of a prompt -> the number of output tokens
+after which it is aborted) and `ids` (what request ids begin with; default the name). The result: for each run the token ids, finish reasons and steps, vLLM's
 speculative decoding counters, and what of the drafting world was imported in this process.
 
 A script and not a fixture, because an engine leaves processes and module state behind that no test
@@ -50,7 +50,9 @@ def drive(engine: Any, run: dict[str, Any]) -> dict[str, Any]:
             place = waiting.pop(0)
             prompt = prompts[place]
             prompt = {"prompt_token_ids": prompt} if isinstance(prompt, list) else prompt
-            engine.add_request(f"{run['name']}-{place}", prompt, SamplingParams(**run["sampling"]))
+            engine.add_request(
+                f"{run.get('ids', run['name'])}-{place}", prompt, SamplingParams(**run["sampling"])
+            )
         steps += 1
         for output in engine.step():
             place = int(output.request_id.rsplit("-", 1)[1])

@@ -8,6 +8,7 @@ are found or how the class gets in place; imports neither vLLM nor torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,10 +170,11 @@ def announce(proposer: object, loop: DraftLoop) -> None:
     """Say in the log, and in the file of stamps, that this process drafts."""
     role = current_role()
     logger.info(
-        "vllm-drafter: %s ready in pid-role '%s': depth %d, up to %d tokens a draft, kernels "
+        "vllm-drafter: %s ready in %s, pid %d: depth %d, up to %d tokens a draft, kernels "
         "ready in %.1f s",
         type(proposer).__name__,
         role,
+        os.getpid(),
         loop.settings.max_tree_depth,
         loop.settings.num_speculative_tokens,
         loop.warm_up_seconds,

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["Role", "append_stamp", "current_role", "logger"]
+__all__ = ["Role", "append_stamp", "current_role", "log_line", "logger"]
 
 # A child of vLLM's logger: it has vLLM's handlers, level and process prefix.
 logger = logging.getLogger("vllm.plugins.vllm_drafter")
@@ -101,6 +101,20 @@ def _front_end() -> Role:
         main in ("vllm", "vllm.entrypoints.cli.main") and "serve" in sys.argv
     )
     return Role("API server" if serves else "front end")
+
+
+def log_line(message: str, *args: object) -> None:
+    """Log one line for the operator, also where vLLM has not set its logging up yet.
+
+    Since 0.32 a program that uses `LLM` loads plugins before vLLM configures logging; the line
+    would be lost there. It goes to standard error then, unless vLLM's own settings say less.
+    """
+    configured = logging.getLogger("vllm").hasHandlers() and logger.isEnabledFor(logging.INFO)
+    wanted = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper() in ("INFO", "DEBUG")
+    if configured or not wanted or os.environ.get("VLLM_CONFIGURE_LOGGING") == "0":
+        logger.info(message, *args)
+    else:
+        print("INFO", message % args, file=sys.stderr, flush=True)
 
 
 def append_stamp(path: Path | None, event: str, role: Role, **fields: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import vllm_drafter
 from vllm_drafter.settings import SWITCH, Settings, read_settings
-from vllm_drafter.stamps import Role, append_stamp, current_role, logger
+from vllm_drafter.stamps import Role, append_stamp, current_role, log_line
 
 __all__ = ["start"]
 
@@ -27,7 +27,7 @@ def start() -> None:
     settings = read_settings()
     role = current_role()
     if not settings.enabled:
-        logger.info("vllm-drafter: %s=%s: vLLM is untouched", SWITCH, os.environ[SWITCH])
+        log_line("vllm-drafter: %s=%s: vLLM is untouched", SWITCH, os.environ[SWITCH])
         return
     version = _check_vllm()
 
@@ -38,7 +38,9 @@ def start() -> None:
         "vllm_version": version,
         "plugin_version": vllm_drafter.__version__,
         "route": "patch",
-        "patched": [item.detail for item in report if item.state == "applied"],
+        "patched": [
+            place for item in report if item.state == "applied" for place in item.detail.split(", ")
+        ],
         "pending": [item.target for item in report if item.state == "pending"],
     }
     _stamp(settings, role, fields)
@@ -66,7 +68,7 @@ def _check_vllm() -> str:
 
 
 def _stamp(settings: Settings, role: Role, fields: dict[str, Any]) -> None:
-    logger.info(
+    log_line(
         "vllm-drafter %s registered: pid %d, %s, vLLM %s; patched %s; pending %s",
         fields["plugin_version"],
         os.getpid(),
