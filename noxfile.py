@@ -94,7 +94,8 @@ def demo(session: nox.Session) -> None:
     """The main job: real vLLM without speculation and with our drafter, every token compared."""
     python = _vllm_with_our_wheels(session, DEFAULT_PIN)
     session.run(python, "tools/demo/make_model.py", MODELS, external=True)
-    session.run(python, "tools/demo/run.py", *session.posargs, external=True)
+    path = {"PYTHONPATH": str(ROOT / "tools")}
+    session.run(python, "-m", "demo.run", *session.posargs, env=path, external=True)
 
 
 def _engine_session(name: str, pin: Pin) -> None:
@@ -146,7 +147,7 @@ def _editable() -> list[str]:
 
 def _unit_tests(session: nox.Session) -> None:
     session.install(*TEST_TOOLS, *_editable())
-    tests = [f"{package}/tests" for package in PACKAGES]
+    tests = [f"{package}/tests" for package in (*PACKAGES, "tools/demo")]
     session.run("pytest", *tests, *session.posargs)
 
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from witness import PEER
+from demo.witness import PEER
 
 __all__ = ["KINDS", "DemoFailed", "Engine", "Job"]
 
-HERE = Path(__file__).resolve().parent
+TOOLS = Path(__file__).resolve().parent.parent
 
 # Both kinds run real vLLM with its defaults; only these differ.
 KINDS: dict[str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "PYTHONPATH": str(HERE),  # where the workers find the witness
+    "PYTHONPATH": str(TOOLS),  # where the engine finds generate.py and its workers the witness
 }
 
 
@@ -89,7 +89,7 @@ class Engine:
             **KINDS[self.kind]["environment"],
             "VLLM_DRAFTER_STAMPS": str(self.file("stamps")),
         }
-        command = [sys.executable, str(HERE / "generate.py"), str(self.file("job"))]
+        command = [sys.executable, "-m", "demo.generate", str(self.file("job"))]
         with self.file("log").open("w") as log:
             process = subprocess.Popen(
                 command,

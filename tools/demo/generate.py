@@ -37,7 +37,7 @@ class Run:
             max_model_len=2048,
             max_num_seqs=job["max_num_seqs"],
             disable_log_stats=False,  # keeps the counters of drafted and accepted tokens
-            worker_extension_cls="witness.Witness",
+            worker_extension_cls="demo.witness.Witness",
             seed=0,
         )
         self.start_seconds = time.perf_counter() - started
@@ -111,7 +111,7 @@ class Run:
 
     def witnesses(self) -> list[dict[str, Any]]:
         """Return what this process and every worker have imported."""
-        from witness import imported
+        from demo.witness import imported
 
         return [
             {"role": "front end", **imported()},

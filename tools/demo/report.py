@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engines import KINDS, Engine, Job
-from prompts import GROUPS, Prompt
-from witness import PEER
+from demo.engines import KINDS, Engine, Job
+from demo.prompts import GROUPS, Prompt
+from demo.witness import PEER
 
 __all__ = ["differences", "faults", "figures", "make_report"]
 

@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engines import KINDS, DemoFailed, Engine, Job
-from prompts import GROUPS, all_prompts, warm_up
-from report import Engines, faults, make_report
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from demo.engines import KINDS, DemoFailed, Engine, Job
+from demo.prompts import GROUPS, all_prompts, warm_up
+from demo.report import Engines, faults, make_report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MAX_NUM_SEQS = 8

@@ -1,0 +1,6 @@
+"""Puts tools/ on the path, where the demo and the maker of environments are."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -1,0 +1,111 @@
+"""Finding what an environment with real vLLM is made of, and the pins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm_env
+from packaging.version import Version
+from vllm_env import Environment, EnvironmentUnavailable, Pin
+
+RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
+PIN = {"vllm": "1.2.3", "python": "3.11", "torch": "2.0.0", "level": "engine"}
+
+
+def test_the_pins_file_lists_each_release_once_newest_first() -> None:
+    pins, default = vllm_env.load_pins()
+    versions = [Version(release) for release in pins]
+    assert versions == sorted(set(versions), reverse=True)
+    assert pins[default].level == "engine"
+
+
+def test_the_running_interpreter_serves_its_own_version() -> None:
+    assert vllm_env.find_python(RUNNING) == Path(sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({**PIN, "tourch": "2"}, "unknown keys ['tourch']"),
+        ({key: PIN[key] for key in PIN if key != "torch"}, "lacks ['torch']"),
+        ({**PIN, "level": "full"}, "'full'"),
+    ],
+)
+def test_a_wrong_pin_is_named(row: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        vllm_env.read_pins({"pin": [row]})
+    assert words in str(caught.value)
+
+
+def test_a_release_without_a_cpu_build_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    pin = Pin(**{**PIN, "cpu_wheel": False})
+    with pytest.raises(EnvironmentUnavailable, match="choose a pin of level 'engine'"):
+        Environment(pin, tmp_path).ensure()
+
+
+@pytest.fixture
+def dry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Environment, list[list[str]]]:
+    """An environment that runs nothing and keeps the commands it would run."""
+    environment = Environment(Pin(**PIN), tmp_path)
+    commands: list[list[str]] = []
+    monkeypatch.setattr(environment, "_logged", lambda command: commands.append(command) or 1)
+    return environment, commands
+
+
+def test_the_configured_index_is_asked_before_pytorchs_own(
+    dry: tuple[Environment, list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, commands = dry
+    monkeypatch.setattr(
+        environment,
+        "_logged",
+        lambda command: commands.append(command) or int(vllm_env.TORCH_CPU_INDEX not in command),
+    )
+    assert environment._torch_index() == ["--extra-index-url", vllm_env.TORCH_CPU_INDEX]
+    assert [vllm_env.TORCH_CPU_INDEX in command for command in commands] == [False, True]
+
+
+def test_where_pip_finds_a_cpu_build_no_index_is_added(
+    dry: tuple[Environment, list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, commands = dry
+    monkeypatch.setattr(environment, "_logged", lambda command: commands.append(command) or 0)
+    assert environment._torch_index() == []
+    assert len(commands) == 1
+
+
+def test_where_no_index_has_a_cpu_build_the_error_says_what_to_do(
+    dry: tuple[Environment, list[list[str]]],
+) -> None:
+    environment, _ = dry
+    with pytest.raises(EnvironmentUnavailable, match="PIP_FIND_LINKS"):
+        environment._torch_index()
+
+
+def test_torch_is_pinned_in_every_installation(
+    dry: tuple[Environment, list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, commands = dry
+    monkeypatch.setattr(
+        environment, "_run", lambda what, command, hint: commands.append(list(command))
+    )
+    environment._pip("something", ["something==1"], [])
+    assert "torch==2.0.0+cpu" in commands[0]
+
+
+def test_only_companions_that_do_not_import_are_removed(
+    dry: tuple[Environment, list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, commands = dry
+
+    def logged(command: list[str]) -> int:
+        commands.append(command)
+        return int("import torchvision" in command)
+
+    monkeypatch.setattr(environment, "_logged", logged)
+    environment._remove_misfits()
+    removed = [command[-1] for command in commands if "uninstall" in command]
+    assert removed == ["torchvision"]
