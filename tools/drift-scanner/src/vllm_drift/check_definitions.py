@@ -26,6 +26,7 @@ from vllm_drift.infer_by_use import judge_class_by_use, judge_function_by_use
 from vllm_drift.judging import (
     Context,
     Outcome,
+    PluginSource,
     View,
     body_outcome,
     is_patched,
@@ -61,7 +62,7 @@ def judge_function(symbol: FunctionShape, context: Context) -> list[Outcome]:
     """Hold a function of one release against its declared signature, async and decorators."""
     view = context.new
     target = f"{symbol.module}:{symbol.name}"
-    found = view.function(symbol.module, symbol.name)
+    found = view.header(symbol.module, symbol.name)
     if found is None:
         return [_no_function(symbol.module, symbol.name, view, None)]
     model, function = found
@@ -116,7 +117,7 @@ def _compare_one_function(
     old, new = context.old, context.new
     assert old is not None
     target = f"{module}:{name}"
-    before, after = old.function(module, name), new.function(module, name)
+    before, after = old.header(module, name), new.header(module, name)
     if before is None and after is None:
         return []
     if before is None:
@@ -127,6 +128,8 @@ def _compare_one_function(
     (old_model, old_function), (new_model, new_function) = before, after
     was = Location(old_model.path, old_function.line)
     now = Location(new_model.path, new_function.line)
+    if old.same_text(new, module, name):
+        return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", was, now, target=target)]
     outcomes: list[Outcome] = []
     if symbol is not None and _shim(symbol, old) is None:
         shim = _shim(symbol, new)
@@ -134,7 +137,8 @@ def _compare_one_function(
             outcomes.append(_with_old(shim, was))
     changes = function_changes(old_function, new_function)
     if symbol is not None and (symbol.calls or symbol.replacement is not None):
-        outcomes += judge_function_by_use(symbol, old.tree, new.tree)
+        if changes:
+            outcomes += judge_function_by_use(symbol, old.tree, new.tree)
         changes = [c for c in changes if c.kind not in _BINDING and _matters(c, symbol)]
         added: set[str] = set()
     else:
@@ -159,7 +163,15 @@ def _compare_one_function(
         if outcomes:
             return outcomes
         return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", was, now, target=target)]
-    upstreamed = _upstreamed(name, old_model, old_function, new_model, new_function, context)
+    upstreamed = _upstreamed(
+        name,
+        old_model,
+        old_function,
+        new_model,
+        new_function,
+        context,
+        symbol.replaced_by if symbol is not None else None,
+    )
     if upstreamed is not None:
         return [*outcomes, upstreamed]
     body = body_outcome(
@@ -310,8 +322,12 @@ def _plugin_accepts(context: Context, method: str, keyword: str) -> bool:
     """Whether every function of the plugin by that name takes the keyword; False if there is none."""
     if context.plugin is None:
         return False
-    found = [f for _, f in context.plugin.functions_named(method) if f.name == method]
-    return bool(found) and all(accepts(f.signature, keyword) for f in found)
+    found = [
+        model.header(qualname) or next(iter(model.functions(qualname)), None)
+        for model, qualname in context.plugin.functions_named(method)
+        if qualname.rpartition(".")[2] == method
+    ]
+    return bool(found) and all(f is not None and accepts(f.signature, keyword) for f in found)
 
 
 def _upstreamed(
@@ -321,6 +337,7 @@ def _upstreamed(
     new_model: ModuleModel,
     new_function: Function,
     context: Context,
+    replaced_by: str | None,
 ) -> Outcome | None:
     """Information that a patch of the plugin says what upstream says by itself now."""
     if context.plugin is None:
@@ -329,19 +346,34 @@ def _upstreamed(
     if after is None or after == old_model.normal_body(old_function.qualname):
         return None
     last = name.rpartition(".")[2]
-    for model, function in context.plugin.functions_named(last):
-        if len(after) < _TRIVIAL and function.name != last:
+    for model, qualname in _patches(context.plugin, last, replaced_by):
+        if len(after) < _TRIVIAL and qualname.rpartition(".")[2] != last:
             continue
-        if model.normal_body(function.qualname) == after:
+        if model.normal_body(qualname) == after:
             return Outcome(
                 Verdict.UPSTREAMED,
-                f"upstream's {name} does now what the plugin's {function.qualname} "
-                f"({model.path}:{function.line}) does: the patch is not needed any more",
+                f"upstream's {name} does now what the plugin's {model.dotted}:{qualname} does: the "
+                f"patch is not needed any more",
                 Location(old_model.path, old_function.line),
                 Location(new_model.path, new_function.line),
                 target=f"{new_model.dotted}:{name}",
             )
     return None
+
+
+def _patches(
+    plugin: PluginSource, last: str, replaced_by: str | None
+) -> Iterator[tuple[ModuleModel, str]]:
+    """The functions of the plugin that may be the patch: the one that the surface names, or those of
+    that name.
+    """
+    if replaced_by is not None:
+        module, _, qualname = replaced_by.partition(":")
+        model = plugin.resolver.model(module)
+        if model is not None and model.text_of(qualname) is not None:
+            yield model, qualname
+            return
+    yield from plugin.functions_named(last)
 
 
 # classes ------------------------------------------------------------------------------------------
@@ -444,7 +476,7 @@ def _fields(view: View, model: ModuleModel, cls: Class) -> _Fields:
 
 
 def _init_parameter(view: View, model: ModuleModel, cls: Class, name: str):  # type: ignore[no-untyped-def]
-    found = view.function(model.dotted, f"{cls.qualname}.__init__")
+    found = view.header(model.dotted, f"{cls.qualname}.__init__")
     return None if found is None else found[1].signature.get(name)
 
 

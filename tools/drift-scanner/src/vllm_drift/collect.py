@@ -98,7 +98,10 @@ def _cut_statements(
             continue
         name, line = f"{prefix}{node.name.value}", int(positions[node.name].start.line)
         if isinstance(node, cst.FunctionDef):
-            segments.append(Segment("function", name, start, after, line, after))
+            body = after
+            if isinstance(node.body, cst.IndentedBlock):
+                body = min(int(positions[s].start.line) for s in _first_lines(node.body))
+            segments.append(Segment("function", name, start, after, line, body))
         elif isinstance(node.body, cst.IndentedBlock):
             members = _cut_statements(node.body.body, positions, after, f"{name}.")
             body = members[0].start if members else after
@@ -106,6 +109,12 @@ def _cut_statements(
         else:
             segments.append(Segment("class", name, start, after, line, after))
     return joined(segments) if prefix else tuple(segments)
+
+
+def _first_lines(block: cst.IndentedBlock) -> Iterator[cst.CSTNode]:
+    first = block.body[0]
+    yield first
+    yield from getattr(first, "decorators", ())
 
 
 def parse_signature(text: str) -> Signature:

@@ -105,6 +105,28 @@ class View:
         function = model.function(found.qualname) if model is not None else None
         return None if model is None or function is None else (model, function)
 
+    def header(self, module: str, name: str) -> tuple[ModuleModel, Function] | None:
+        """As `function`, where only signature, kind and decorators are needed."""
+        found = self.resolve(module, name)
+        if not found.found or found.kind != "function":
+            return None
+        model = self.model(found.module)
+        function = model.header(found.qualname) if model is not None else None
+        return None if model is None or function is None else (model, function)
+
+    def same_text(self, other: View, module: str, name: str) -> bool:
+        """Whether a name leads to the very same definition, to the letter, in another release."""
+        here, there = self.resolve(module, name), other.resolve(module, name)
+        if not here.found or not there.found or here.target != there.target or not here.qualname:
+            return False
+        mine, theirs = self.model(here.module), other.model(there.module)
+        if mine is None or theirs is None:
+            return False
+        places = mine.places(here.qualname), theirs.places(here.qualname)
+        if len(places[0]) != 1 or len(places[1]) != 1:
+            return False
+        return mine.text_of(here.qualname) == theirs.text_of(here.qualname)
+
     def cls(self, module: str, name: str) -> tuple[ModuleModel, Class] | None:
         """The class that a dotted name leads to, with the module that defines it."""
         found = self.resolve(module, name)
@@ -138,21 +160,31 @@ class PluginSource:
         self.resolver = Resolver(tree, fact_store(cache))
         self.tree = tree
 
-    def functions_named(self, name: str) -> Iterator[tuple[ModuleModel, Function]]:
-        """Yield the functions and methods whose name is `name` or ends in it (`_patched_name`)."""
+    def functions_named(self, name: str) -> Iterator[tuple[ModuleModel, str]]:
+        """Yield the functions and methods whose name is `name` or ends in it (`_patched_name`), as
+        (module, qualified name).
+        """
+        ending = f"_{name.lstrip('_')}"
         for dotted in self.tree.files_containing(name):
             model = self.resolver.model(dotted)
             if model is None:
                 continue
-            for function in walk_functions(tuple(model.functions_mentioning(name))):
-                if function.name == name or function.name.endswith(f"_{name.lstrip('_')}"):
-                    yield model, function
+            known = model.names()
+            for qualname in known:
+                last = qualname.rpartition(".")[2]
+                if last == name or last.endswith(ending):
+                    if any(kind == "function" for kind, _ in model.places(qualname)):
+                        yield model, qualname
+            if model.text.count(f"{name}(") > sum(q.rpartition(".")[2] == name for q in known):
+                for function in walk_functions(tuple(model.functions_mentioning(f"def {name}("))):
+                    if "<locals>" in function.qualname and function.name == name:
+                        yield model, function.qualname
 
     def classes_with(self, method: str) -> Iterator[tuple[ModuleModel, str]]:
         """Yield the classes that define a method, as (module, qualified name)."""
-        for model, function in self.functions_named(method):
-            owner = function.qualname.rpartition(".")[0]
-            if function.name == method and owner and not owner.endswith("<locals>"):
+        for model, qualname in self.functions_named(method):
+            owner, _, last = qualname.rpartition(".")
+            if last == method and owner and not owner.endswith("<locals>"):
                 yield model, owner
 
 
@@ -337,6 +369,9 @@ def body_outcome(
 
 
 def _place(model: ModuleModel, qualname: str) -> Location:
+    places = model.places(qualname)
+    if len(places) == 1:
+        return Location(model.path, places[0][1])
     function = model.function(qualname)
     if function is not None:
         return Location(model.path, function.line)

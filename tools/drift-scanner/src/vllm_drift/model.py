@@ -30,7 +30,7 @@ from vllm_drift.facts import (
     Import,
     placed_block,
 )
-from vllm_drift.segments import Segment, cut, walk
+from vllm_drift.segments import Segment, cut, masked, walk
 from vllm_drift.tree import SourceTree
 
 __all__ = ["FACTS_VERSION", "Binding", "FactStore", "ModuleModel", "load_module"]
@@ -215,6 +215,9 @@ class ModuleModel:
     def _piece(self, segment: Segment) -> str:
         if segment.kind != "class" or segment.body >= segment.end:
             return self.segment_text(segment)
+        return self._header_text(segment)
+
+    def _header_text(self, segment: Segment) -> str:
         header = self.lines[segment.start - 1 : segment.body - 1]
         indent = re.match(r"[ \t]*", self.lines[segment.line - 1])
         return "\n".join([*header, f"{indent.group() if indent else ''}  pass"])
@@ -287,6 +290,28 @@ class ModuleModel:
         found = list(dict.fromkeys(found))
         found.sort(key=lambda f: f.line)
         return tuple(found)
+
+    def header(self, qualname: str) -> Function | None:
+        """What `function` returns, of which only the header is needed: name, line, kind, signature,
+        decorators. The body is not parsed, so that its calls and reads may be missing.
+        """
+        segments = self._by_name.get(qualname, [])
+        if len(segments) != 1 or segments[0].kind != "function":
+            return self.function(qualname)
+        segment = segments[0]
+        if segment.body >= segment.end or self.broken is not None:
+            return self.function(qualname)
+        if (segment.start, segment.end) in self._placed:
+            return self.function(qualname)
+        prefix = qualname.rpartition(".")[0]
+        text = self._header_text(segment)
+        try:
+            block = self._store.block(text, bool(prefix))
+        except NotParsed:
+            return self.function(qualname)
+        self._stored.setdefault(piece_key(text, bool(prefix)), block)
+        found = placed_block(block, segment.start - 1, f"{prefix}." if prefix else "").functions
+        return dataclasses.replace(found[0], end=segment.end - 1) if found else None
 
     def function(self, qualname: str) -> Function | None:
         """The definition that counts at run time: the last one that is no overload, setter, deleter or
@@ -361,12 +386,27 @@ class ModuleModel:
         if cls is not None:
             yield from cls.functions
 
-    def methods_matching(self, qualname: str, pattern: re.Pattern[str]) -> Iterator[Function]:
-        """Yield the functions of the class's body whose text the pattern is found in."""
+    def assigned_to_self(self, qualname: str, name: str) -> int | None:
+        """The line of the first assignment to that attribute of the object in a method of the class's
+        body, or None. Read off the text, strings and comments left out.
+        """
+        store = re.compile(
+            rf"(?:^|[,(;:])[ \t]*\*?(\w+)\.{re.escape(name)}[ \t]*"
+            rf"(?:=(?!=)|:[^\n]*|,[^\n]*?=(?!=)|\)?[ \t]*=(?!=))",
+            re.MULTILINE,
+        )
         for segment in self._by_name.get(qualname, ()):
             for member in segment.members:
-                if member.kind == "function" and pattern.search(self.segment_text(member)):
-                    yield from self.block(member).functions
+                if member.kind != "function":
+                    continue
+                text = self.segment_text(member)
+                if f".{name}" not in text:
+                    continue
+                me = re.search(r"\bdef\s+\w+\s*(?:\[[^\]]*\])?\(\s*(\w+)", text)
+                for match in store.finditer(masked(text)) if me else ():
+                    if me is not None and match.group(1) == me.group(1):
+                        return member.start + text.count("\n", 0, match.start(1))
+        return None
 
     def functions_mentioning(self, *words: str) -> Iterator[Function]:
         """Yield every function of the module and of its classes whose text contains one of the words,
@@ -477,6 +517,8 @@ class ModuleModel:
         that counts at run time.
         """
         segments = self._by_name.get(qualname, [])
+        if len(segments) == 1:
+            return self.segment_text(segments[0])
         function = self.function(qualname)
         if function is not None:
             for segment in segments:

@@ -250,6 +250,12 @@ class Resolver:
         getattr_ = [b for b in model.bindings("__getattr__") if b.kind == "function"]
         if getattr_:
             lazy = _lazy_target(model, name)
+            line = _answered(model, name)
+            if lazy is None and line is not None and len(parts) == 1:
+                return Resolution(
+                    "found", model.dotted, name, "assignment", line, model.path, hops,
+                    f"{model.dotted} answers it in its __getattr__",
+                )  # fmt: skip
             if lazy is not None:
                 target, attribute = lazy
                 hop = (*hops, f"{model.dotted}:{getattr_[0].line}")
@@ -412,9 +418,8 @@ def _own_member(model: ModuleModel, owner: str, name: str) -> Member | None:
     cls = model.class_(owner) if not model.places(qualname) else model.class_header(owner)
     if cls is None:
         return None
-    functions = model.functions(qualname)
-    if functions:
-        function = model.function(qualname) or functions[-1]
+    function = model.header(qualname) or next(iter(model.functions(qualname)), None)
+    if function is not None:
         kind = "property" if function.kind == "property" else "method"
         return Member(kind, model.dotted, owner, name, Location(model.path, function.line))
     for field in cls.fields:
@@ -423,7 +428,10 @@ def _own_member(model: ModuleModel, owner: str, name: str) -> Member | None:
     inner = model.class_(qualname)
     if inner is not None:
         return Member("class", model.dotted, owner, name, Location(model.path, inner.line))
-    for function in _by_promise(model, owner, name):
+    line = model.assigned_to_self(owner, name)
+    if line is not None:
+        return Member("self", model.dotted, owner, name, Location(model.path, line))
+    for function in model.methods_mentioning(owner, f".{name}"):
         if not function.signature.parameters or function.kind == "staticmethod":
             continue
         me = function.signature.parameters[0].name
@@ -431,18 +439,6 @@ def _own_member(model: ModuleModel, owner: str, name: str) -> Member | None:
             if use.store and use.value == me and use.name == name:
                 return Member("self", model.dotted, owner, name, Location(model.path, use.line))
     return None
-
-
-def _by_promise(model: ModuleModel, owner: str, name: str) -> Iterator[Function]:
-    """The methods whose text mentions the attribute, those that seem to assign it first."""
-    assigns = re.compile(rf"\.{re.escape(name)}\b[^\n=]*=(?!=)")
-    seen = set()
-    for function in model.methods_matching(owner, assigns):
-        seen.add(function.qualname)
-        yield function
-    for function in model.methods_mentioning(owner, f".{name}"):
-        if function.qualname not in seen:
-            yield function
 
 
 def _preferred(bindings: tuple[Binding, ...]) -> list[Binding]:
@@ -467,6 +463,13 @@ def _lazy_target(model: ModuleModel, name: str) -> tuple[str, str] | None:
     dots, module, attribute = match.groups()
     fact = Import(module, attribute, name, 1, len(dots))
     return model.imported_from(fact), attribute
+
+
+def _answered(model: ModuleModel, name: str) -> int | None:
+    """The line where a module with a `__getattr__` deals with a name: a key of a table, or a test."""
+    quoted = re.escape(name)
+    match = re.search(rf"""["']{quoted}["']\s*:|==\s*["']{quoted}["']""", model.text)
+    return model.text.count("\n", 0, match.start()) + 1 if match else None
 
 
 def _short(text: str) -> str:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Segment", "cut", "joined", "walk"]
+__all__ = ["Segment", "cut", "joined", "masked", "walk"]
 
 _LEXEME = re.compile(
     r"""
@@ -53,7 +53,9 @@ class Segment:
     line: int
     """The line of the `def` or `class` keyword, below its decorators; `start` for `other`."""
     body: int
-    """For a class that was cut into `members`: the first line after its header; else `end`."""
+    """For a `def` or `class`: the line of the first statement inside; `end` for one-liners and for
+    everything else.
+    """
     members: tuple[Segment, ...] = ()
 
 
@@ -66,6 +68,18 @@ def cut(text: str) -> tuple[Segment, ...]:
     lines = text.split("\n")
     starts = _logical_lines(text)
     return _cut_block(lines, starts, 0, len(starts), len(lines) + 1, "")
+
+
+def masked(text: str) -> str:
+    """The text with everything inside strings and comments blanked out, line by line as before."""
+
+    def blank(match: re.Match[str]) -> str:
+        lexeme = match.group()
+        if lexeme[0] not in "#\"'":
+            return lexeme
+        return re.sub(r"[^\n]", " ", lexeme)
+
+    return _LEXEME.sub(blank, text)
 
 
 def walk(segments: tuple[Segment, ...]) -> Iterator[Segment]:
@@ -130,8 +144,9 @@ def _cut_block(
         qualified = f"{prefix}{name}" if word in ("def", "class") else ""
         members: tuple[Segment, ...] = ()
         body = end
-        if word == "class" and after > heads[at] + 1:
+        if word and after > heads[at] + 1:
             body = starts[heads[at] + 1]
+        if word == "class" and body < end:
             members = _cut_block(lines, starts, heads[at] + 1, after, end, f"{qualified}.")
         kind = {"def": "function", "class": "class"}.get(word, "other")
         segments.append(Segment(kind, qualified, start, end, line, body, members))
