@@ -1,4 +1,4 @@
-"""What the tests that cross packages share. Importing this must need neither vLLM nor our packages."""
+"""What the tests that cross packages share. It needs neither vLLM nor our packages."""
 
 from __future__ import annotations
 

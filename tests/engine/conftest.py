@@ -8,7 +8,7 @@ import pytest
 from engines import SUFFIX, EngineResult, model_path, run_engine
 from prompts import ALL, COPIES, EDITS, arrivals
 
-GREEDY = {"temperature": 0.0, "max_tokens": 64}
+GREEDY = {"temperature": 0.0, "max_tokens": 48}
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +47,12 @@ def drafting(folder: Path, smollm: str) -> EngineResult:
     """The prompts with our drafter, and then more of them on the same, by then taught, engine."""
     aborted = greedy_run("aborted")
     aborted["abort"] = {"0": 4, "7": 9, "13": 1}
-    sampled = {"temperature": 0.8, "seed": 20241104, "max_tokens": 64}
+    # The engine's seed, and none of each request: on a CPU, vLLM 0.32 ends with an error when a
+    # request with a seed of its own is prefilled in parts ("CPU Generator does not use offset").
+    sampled = {"temperature": 0.8, "max_tokens": 48}
     return run_engine(
         folder / "drafting",
-        {"model": smollm, **CROWDED, "speculative_config": SUFFIX},
+        {"model": smollm, **CROWDED, "seed": 20241104, "speculative_config": SUFFIX},
         [
             greedy_run(),
             {**greedy_run("again"), "ids": "greedy"},

@@ -1,13 +1,13 @@
-"""Runs one vLLM engine in a process of its own: a job comes in as JSON, what the engine said goes
-out as JSON.
+"""Runs one vLLM engine in a process of its own: a job comes in as JSON, its outcome goes out.
 
     python drive.py job.json result.json
 
 The job: `engine`, keyword arguments of `EngineArgs`; `runs`, a list of `name`, `prompts`,
 `sampling` (keyword arguments of `SamplingParams`), `arrivals` (for each prompt the engine step
 before which it is added; default 0), `abort` (place of a prompt -> the number of output tokens
-after which it is aborted) and `ids` (what request ids begin with; default the name). The result: for each run the token ids, finish reasons and steps, vLLM's
-speculative decoding counters, and what of the drafting world was imported in this process.
+after which it is aborted) and `ids` (what request ids begin with; default the name). The result:
+for each run the token ids, finish reasons and steps, vLLM's speculative decoding counters, and what
+of the drafting world was imported in this process.
 
 A script and not a fixture, because an engine leaves processes and module state behind that no test
 should inherit.

@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
-_FUNCTIONS = {
-    "mean": "def mean(values):\n    total = 0\n    for value in values:\n        total = total + value\n"
-    "    return total / len(values)\n",
-    "clamp": "def clamp(value, low, high):\n    if value < low:\n        return low\n"
-    "    if value > high:\n        return high\n    return value\n",
-    "count_words": "def count_words(text):\n    counts = {}\n    for word in text.split():\n"
-    "        counts[word] = counts.get(word, 0) + 1\n    return counts\n",
-    "is_palindrome": "def is_palindrome(text):\n    text = text.lower()\n    left = 0\n"
-    "    right = len(text) - 1\n    while left < right:\n        if text[left] != text[right]:\n"
-    "            return False\n        left = left + 1\n        right = right - 1\n    return True\n",
-    "transpose": "def transpose(rows):\n    result = []\n    for column in range(len(rows[0])):\n"
-    "        result.append([row[column] for row in rows])\n    return result\n",
-    "read_numbers": "def read_numbers(path):\n    numbers = []\n    with open(path) as lines:\n"
-    "        for line in lines:\n            numbers.append(float(line))\n    return numbers\n",
-}
+_FUNCTIONS = [
+    """\
+def mean(values):
+    total = 0
+    for value in values:
+        total = total + value
+    return total / len(values)
+""",
+    """\
+def clamp(value, low, high):
+    if value < low:
+        return low
+    if value > high:
+        return high
+    return value
+""",
+    """\
+def count_words(text):
+    counts = {}
+    for word in text.split():
+        counts[word] = counts.get(word, 0) + 1
+    return counts
+""",
+    """\
+def is_palindrome(text):
+    left = 0
+    right = len(text) - 1
+    while left < right:
+        if text[left] != text[right]:
+            return False
+        left = left + 1
+        right = right - 1
+    return True
+""",
+    """\
+def transpose(rows):
+    result = []
+    for column in range(len(rows[0])):
+        result.append([row[column] for row in rows])
+    return result
+""",
+    """\
+def read_numbers(path):
+    numbers = []
+    with open(path) as lines:
+        for line in lines:
+            numbers.append(float(line))
+    return numbers
+""",
+]
 
-_NOTES = {
+NOTES = {
     "harbour": "The harbour office opens at eight. Ships that arrive before noon are unloaded on "
     "the same day. Ships that arrive after noon are unloaded on the next day. The crane on the "
     "north quay lifts forty tonnes, the crane on the south quay lifts twenty-five tonnes.",
@@ -51,13 +86,13 @@ def chat(text: str) -> str:
 EDITS = [
     chat(f"Repeat this function, with a docstring added:\n\n{code}") for code in _FUNCTIONS.values()
 ]
-COPIES = [chat(f"Repeat this text word by word:\n\n{note}") for note in _NOTES.values()]
-EXTRACTS = [chat(f"{note}\n\nWhich times or numbers are in this text?") for note in _NOTES.values()]
+COPIES = [chat(f"Repeat this text word by word:\n\n{note}") for note in NOTES.values()]
+EXTRACTS = [chat(f"{note}\n\nWhich times or numbers are in this text?") for note in NOTES.values()]
 OPEN = [chat(question) for question in _QUESTIONS]
 PLAIN = ["The", "def fibonacci(n):\n", "1, 2, 3, 4, 1, 2, 3, 4, 1, 2,", "Once upon a time"]
 LONG = [
-    chat("\n\n".join([*_NOTES.values(), *_FUNCTIONS.values()]) + "\n\nRepeat the first function."),
-    chat("\n\n".join(list(_NOTES.values()) * 3) + "\n\nWhen does the harbour office open?"),
+    chat("\n\n".join([*NOTES.values(), *_FUNCTIONS]) + "\n\nRepeat the first function."),
+    chat("\n\n".join(list(NOTES.values()) * 3) + "\n\nWhen does the harbour office open?"),
 ]
 
 ALL: list[str] = [*EDITS, *COPIES, *EXTRACTS, *OPEN, *PLAIN, *LONG]

@@ -11,7 +11,8 @@ from engines import SUFFIX, environment, run_python, start_engine
 
 ACCEPT = """
 from vllm import EngineArgs
-config = EngineArgs(model={model!r}, speculative_config={{"method": "suffix"}}).create_engine_config()
+args = EngineArgs(model={model!r}, speculative_config={{"method": "suffix"}})
+config = args.create_engine_config()
 print("accepted", config.speculative_config.method)
 """
 
@@ -130,7 +131,8 @@ def sabotaged(tmp_path):
     import importlib.util
 
     spec = importlib.util.find_spec("vllm")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     package = overlay(Path(spec.origin).parent, tmp_path / "site" / "vllm", FILE)
     file = package / FILE
     file.write_text(file.read_text().replace("class SuffixDecodingProposer", "class Renamed"))
@@ -181,7 +183,8 @@ def test_register_imports_neither_vllm_nor_torch_nor_numba():
     done = run_python(
         "import sys, vllm_drafter\n"
         "vllm_drafter.register(); vllm_drafter.register()\n"
-        "print([name for name in ('vllm', 'torch', 'numba', 'drafter_core') if name in sys.modules])",
+        "names = ('vllm', 'torch', 'numba', 'drafter_core')\n"
+        "print([name for name in names if name in sys.modules])",
         environment(),
     )
     assert done.stdout.splitlines()[-1] == "[]", done.stdout

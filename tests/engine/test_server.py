@@ -7,7 +7,7 @@ import json
 
 import pytest
 from engines import start_server
-from prompts import _NOTES as NOTES
+from prompts import NOTES
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,13 @@ def test_sixteen_clients_at_once_get_the_answers_that_they_get_alone(client, ser
     assert [answer.choices[0].message.content for answer in answers] == [
         alone[name] for name in asked
     ]
+
+
+def test_requests_with_seeds_of_their_own_are_sampled_at_temperature_0_8(client, server):
+    before = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+    answers = [ask(client, copy("train"), temperature=0.8, seed=seed) for seed in (1, 2, 1, 2)]
+    assert all(answer.choices[0].message.content for answer in answers)
+    assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > before
 
 
 def test_the_metrics_show_accepted_draft_tokens(client, server):

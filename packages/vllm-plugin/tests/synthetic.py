@@ -186,7 +186,6 @@ class Site:
                     target.symlink_to(item)
         import drafter_compat
         import drafter_core
-
         import vllm_drafter
 
         for package in (drafter_compat, drafter_core, vllm_drafter):
@@ -226,7 +225,10 @@ class Site:
     def run(self, code: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run code that sees this site, the standard library and nothing else."""
         path = [*map(str, self.first), str(self.path), str(self._needs)]
-        start = f"import sys; sys.path[:] = {path!r} + [p for p in sys.path if 'site-packages' not in p]\n"
+        start = (
+            "import sys\n"
+            f"sys.path[:] = {path!r} + [p for p in sys.path if 'site-packages' not in p]\n"
+        )
         clean = {
             name: value
             for name, value in os.environ.items()
