@@ -83,9 +83,7 @@ def chat(text: str) -> str:
     return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
-EDITS = [
-    chat(f"Repeat this function, with a docstring added:\n\n{code}") for code in _FUNCTIONS.values()
-]
+EDITS = [chat(f"Repeat this function, with a docstring added:\n\n{code}") for code in _FUNCTIONS]
 COPIES = [chat(f"Repeat this text word by word:\n\n{note}") for note in NOTES.values()]
 EXTRACTS = [chat(f"{note}\n\nWhich times or numbers are in this text?") for note in NOTES.values()]
 OPEN = [chat(question) for question in _QUESTIONS]
