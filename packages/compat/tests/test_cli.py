@@ -8,9 +8,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from drafter_compat.cli import main
 
 PLUGIN = """
     from drafter_compat.patch import Patch
@@ -48,16 +51,28 @@ RIVAL = """
     """
 
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(write_package: Callable[..., Path], tmp_path: Path) -> Run:
+def run(
+    importable: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
     """Run the command where lib 1.2 and two plugins are installed, one with an entry point."""
-    write_package("lib", core="def gate():\n    return False\nLIMIT = 1\nOTHER = 1\n")
+    importable("lib", core="def gate():\n    return False\nLIMIT = 1\nOTHER = 1\n")
     (tmp_path / "lib" / "__init__.py").write_text("raise SystemExit('lib was imported')")
-    write_package("my_plugin", patches=PLUGIN)
-    write_package("rival", patches=RIVAL)
+    importable("my_plugin", patches=PLUGIN)
+    importable("rival", patches=RIVAL)
     for name, version, points in (
         ("lib", "1.2", ""),
         ("my_plugin", "0.1", "[drafter_compat.registries]\nmine = my_plugin.patches:registry\n"),
@@ -70,16 +85,18 @@ def run(write_package: Callable[..., Path], tmp_path: Path) -> Run:
         )
         (info / "entry_points.txt").write_text(points)
         (info / "top_level.txt").write_text(f"{name}\n")
+    monkeypatch.delenv("VLLM_PATCHES", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        clean = {k: v for k, v in os.environ.items() if k != "VLLM_PATCHES"}
-        return subprocess.run(
-            [sys.executable, "-c", "from drafter_compat.cli import main; main()", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**clean, "PYTHONPATH": str(tmp_path), "COLUMNS": "200", **environment},
-        )
+    def run(*arguments: str, **environment: str) -> Done:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["drafter-compat", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        return Done(int(ended.value.code or 0), output.out, output.err)
 
     return run
 
@@ -202,7 +219,9 @@ def test_a_registry_that_cannot_be_loaded_is_named_and_not_left_out(
 
 def test_the_package_itself_is_never_imported(run: Run) -> None:
     for command in (["list"], ["surface", "mine"], ["check"]):
-        assert "lib was imported" not in run(*command).stderr
+        done = run(*command)
+        assert done.returncode == 0, done.stderr
+        assert "lib was imported" not in done.stderr
 
 
 def test_applying_patches_imports_neither_vllm_nor_torch(tmp_path: Path) -> None:
