@@ -620,7 +620,7 @@ def _extend(
     while w != root:
         S[w, COUNT] += 1
         w = np.int64(S[w, LINK])
-    p = start
+    p = _extendable(S, G, a)  # a split may have moved the edges of start
     w = new
     while p != root:  # the root keeps no order: nothing is drafted from it
         if S[p, TOK] != token:

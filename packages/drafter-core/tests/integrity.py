@@ -1,0 +1,167 @@
+"""Whether the arrays of a drafter agree with each other, by the invariants of docs/drafter.md."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drafter_core import SuffixDrafter
+from drafter_core import _kernels as k
+
+
+def check_integrity(drafter: SuffixDrafter) -> int:
+    """Walk every tree from its root and check every invariant; return how many states there are."""
+    tables = drafter._tables
+    handles = [0, *drafter._handles.values()]
+    states: set[int] = set()
+    blocks: dict[int, int] = {}
+    for tree in handles:
+        found = _tree_states(tables, int(tables.trees[tree, k.R_ROOT]))
+        assert len(found) == tables.trees[tree, k.R_STATES], "states are lost or left over"
+        assert not states & found, "two trees share a state"
+        states |= found
+        root = int(tables.trees[tree, k.R_ROOT])
+        for v in found:
+            _check_state(tables, v, root)
+            if tables.states[v, k.BLK] >= 0:
+                blocks[int(tables.states[v, k.BLK])] = int(tables.states[v, k.META]) >> 16
+    _check_blocks(tables, blocks)
+    _check_free_states(tables, states)
+    held = sum(int(tables.sequences[q, k.Q_LEN]) for q in drafter._sequences.values())
+    assert held == drafter.stats().cached_tokens, "texts are lost or left over"
+    return len(states)
+
+
+def _edges(tables, v: int) -> list[tuple[int, int]]:
+    if tables.states[v, k.TOK] < 0:
+        assert tables.states[v, k.BLK] < 0, "a block without a first edge"
+        return []
+    edges = [(int(tables.states[v, k.TOK]), int(tables.states[v, k.DST]))]
+    block = int(tables.states[v, k.BLK])
+    if block >= 0:
+        size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
+        first = block + (size_class > k.SMALL)
+        pairs = tables.blocks[first : first + (1 << size_class)]
+        edges += [(int(t), int(d)) for t, d in pairs if t >= 0]
+        assert len(edges) > 1, "an empty block"
+    return edges
+
+
+def _find(tables, v: int, token: int) -> int:
+    """Where the token leads to, searched as the kernels do."""
+    if tables.states[v, k.TOK] == token:
+        return int(tables.states[v, k.DST])
+    block = int(tables.states[v, k.BLK])
+    size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
+    at, first, size = 0, block, 1 << size_class
+    if size_class > k.SMALL:
+        first += 1
+        at = ((token * 0x9E3779B1) >> 12) & (size - 1)
+    for _ in range(size):
+        if tables.blocks[first + at, 0] in (token, -1):
+            break
+        at = (at + 1) % size
+    return int(tables.blocks[first + at, 1]) if tables.blocks[first + at, 0] == token else -1
+
+
+def _length(tables, v: int) -> int:
+    return int(tables.states[v, k.META]) & k.LEN_MASK
+
+
+def _tree_states(tables, root: int) -> set[int]:
+    found = {root}
+    waiting = [root]
+    while waiting:
+        v = waiting.pop()
+        for _, d in _edges(tables, v):
+            if d not in found:
+                found.add(d)
+                waiting.append(d)
+    return found
+
+
+def _check_state(tables, v: int, root: int) -> None:
+    depth = int(tables.header[k.G_DEPTH])
+    length = _length(tables, v)
+    count = int(tables.states[v, k.COUNT])
+    edges = _edges(tables, v)
+    shortest = 0
+    if v == root:
+        assert length == 0
+        assert tables.states[v, k.LINK] < 0
+    else:
+        link = int(tables.states[v, k.LINK])
+        shortest = _length(tables, link) + 1
+        assert shortest <= length <= depth
+        assert count > 0
+        assert link == root or int(tables.states[link, k.COUNT]) >= count
+        assert sum(int(tables.states[d, k.COUNT]) for _, d in edges) <= count
+        if edges:
+            counts = [int(tables.states[d, k.COUNT]) for _, d in edges]
+            assert counts[0] == max(counts), "the first edge is not the most frequent"
+    assert len({t for t, _ in edges}) == len(edges), "a token twice"
+    assert not edges or shortest < depth, "an edge beyond the depth"
+    for token, d in edges:
+        assert _find(tables, v, token) == d, "an edge that a search does not reach"
+        longest = min(length, depth - 1) + 1
+        below = _length(tables, int(tables.states[d, k.LINK]))
+        assert below < shortest + 1, "an edge to a state that lacks the shortest word"
+        assert longest <= _length(tables, d), "an edge to a state that lacks the longest word"
+    if int(tables.states[v, k.BLK]) >= 0:
+        _check_block(tables, v, root, len(edges) - 1)
+
+
+def _check_block(tables, v: int, root: int, held: int) -> None:
+    block = int(tables.states[v, k.BLK])
+    size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
+    cells = tables.blocks[block : block + (1 << size_class)]
+    if size_class <= k.SMALL:
+        assert (cells[:held, 0] >= 0).all(), "a gap in a small block"
+        assert (cells[held:, 0] < 0).all()
+    else:
+        assert tables.blocks[block, 0] == held, "a wrong number of edges in the header"
+        counts = [int(tables.states[d, k.COUNT]) for _, d in _edges(tables, v)[1:]]
+        if not tables.header[k.G_EXACT]:
+            assert tables.blocks[block, 1] >= max(counts) or v == root, "a bound below a count"
+    if tables.header[k.G_EXACT] and v != root:
+        pair, before, order = int(tables.state_order[v, 0]), -1, []
+        while pair >= 0:
+            assert len(order) <= held, "a loop in the order of siblings"
+            assert tables.pair_order[pair, 0] == before
+            order.append(int(tables.states[tables.blocks[pair, 1], k.COUNT]))
+            before, pair = pair, int(tables.pair_order[pair, 1])
+        assert tables.state_order[v, 1] == before
+        assert len(order) == held, "the order of siblings misses some"
+        assert order == sorted(order, reverse=True), "siblings out of order"
+
+
+def _check_blocks(tables, blocks: dict[int, int]) -> None:
+    """Blocks in use and blocks in the free lists fill the space handed out, without overlap."""
+    spans = dict(blocks)
+    for size_class in range(32):
+        block = int(tables.header[k.G_BFREE + size_class])
+        while block >= 0:
+            assert block not in spans, "a block that is both free and in use, or free twice"
+            spans[block] = size_class
+            block = int(tables.blocks[block, 1])
+    at = 0
+    for block in sorted(spans):
+        assert block == at, "blocks overlap or are lost"
+        at += (1 << spans[block]) + (1 if spans[block] > k.SMALL else 0)
+    assert at == tables.header[k.G_BNEXT]
+
+
+def _check_free_states(tables, states: set[int]) -> None:
+    free = set()
+    v = int(tables.header[k.G_STATEFREE])
+    while v >= 0:
+        assert v not in states, "a state that is both free and in use"
+        assert v not in free, "a state that is free twice"
+        free.add(v)
+        v = int(tables.states[v, k.LINK])
+    chunks = set(np.array(sorted(states | free), np.int64) // k.CHUNK)
+    chunk = int(tables.header[k.G_SFREE])
+    while chunk >= 0:
+        assert chunk not in chunks, "a chunk that is both free and in use"
+        chunks.add(chunk)
+        chunk = int(tables.chunks[chunk, 0])
+    assert len(chunks) == tables.header[k.G_SCHUNKS], "chunks are lost"
