@@ -465,14 +465,37 @@ def test_imports_for_type_checkers_only_are_left_out():
 def test_a_guarded_import_is_optional_and_an_unguarded_one_is_not():
     surface = infer("""
         try:
-            from vllm.newer import Thing
+            from vllm.runner import Runner
         except ImportError:
-            Thing = None
+            Runner = None
         from vllm.runner import helper
         """)
     assert {s.id: s.optional for s in surface} == {
-        "vllm.newer:Thing": True,
+        "vllm.runner:Runner": True,
         "vllm.runner:helper": False,
+    }
+
+
+def test_what_the_plugin_copes_without_and_the_release_lacks_is_left_out():
+    surface = infer("""
+        try:
+            from vllm.newer import Thing
+        except ImportError:
+            Thing = None
+        """)
+    assert names(surface) == set()
+
+
+def test_attributes_that_the_plugin_copes_without_are_stated_apart():
+    surface = infer("""
+        from vllm.config import Config
+        def use(config: Config):
+            return config.parallel, getattr(config, "extra", None)
+        """)
+    found = {s.id: (s.reads, s.optional) for s in surface if isinstance(s, Attributes)}
+    assert found == {
+        "vllm.config:Config attributes": (("parallel",), False),
+        "vllm.config:Config optional attributes": (("extra",), True),
     }
 
 

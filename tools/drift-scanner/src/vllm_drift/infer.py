@@ -108,12 +108,28 @@ class _Gathered:
     @property
     def id(self) -> str:
         suffix = {"attributes": " attributes", "replaced-class": " replaced"}.get(self.kind, "")
+        if self.kind == "attributes" and self.optional:
+            suffix = " optional attributes"
         return f"{self.module}:{self.name}{suffix}"
 
     @property
     def optional(self) -> bool:
-        uses = [u for u in self.uses if u.how != "import"] or self.uses
+        uses = [u for found in self.reads.values() for u in found]
+        uses = uses or [u for u in self.uses if u.how != "import"] or self.uses
         return bool(uses) and all(u.optional for u in uses)
+
+    def split(self) -> list[_Gathered]:
+        """The attributes that the plugin must find, and those that it copes without."""
+        parts = []
+        for optional in (False, True):
+            reads = {
+                name: uses
+                for name, uses in self.reads.items()
+                if all(u.optional for u in uses) is optional
+            }
+            if reads:
+                parts.append(_Gathered(self.kind, self.module, self.name, reads=reads))
+        return parts
 
 
 class _Symbols:
@@ -141,6 +157,9 @@ class _Symbols:
             self._place(use)
         self._modules()
         for group in self.gathered.values():
+            if group.kind == "attributes":
+                yield from (self._attributes(part) for part in group.split())
+                continue
             rebound = self._rebound(group)
             if rebound is None:
                 yield self._symbol(group)
@@ -195,17 +214,16 @@ class _Symbols:
         """The release does not have it: the plugin's own addition, or already wrong there."""
         ref = use.ref
         owner, _, member = ref.name.rpartition(".")
-        if use.how in ("patch", "override", "member", "call"):
+        if use.how in ("patch", "override", "member", "call") or use.optional:
             return
         module_there = self.release is not None and self.release.is_module(ref.module)
         if ref in self.uses.written and (module_there or use.how != "import"):
             return
         if not owner:
-            if use.how == "import" or not use.optional:
-                kind = "class" if self.plugin.is_class(ref) else "constant"
-                if kind != "class" and any(u.how == "call" for u in self.by_ref[ref]):
-                    kind = "function"
-                self._gather(kind, ref.module, ref.name).uses.append(use)
+            kind = "class" if self.plugin.is_class(ref) else "constant"
+            if kind != "class" and any(u.how == "call" for u in self.by_ref[ref]):
+                kind = "function"
+            self._gather(kind, ref.module, ref.name).uses.append(use)
             return
         parent = self.plugin.definition(Ref(ref.module, owner))
         if parent is not None and parent.kind == "class" and self.release is not None:
@@ -257,8 +275,6 @@ class _Symbols:
     # --- writing ---------------------------------------------------------------------------
 
     def _symbol(self, group: _Gathered) -> Symbol:
-        if group.kind == "attributes":
-            return self._attributes(group)
         common = {
             "id": group.id,
             "module": group.module,
@@ -279,7 +295,6 @@ class _Symbols:
         return Constant(**common)  # type: ignore[arg-type]
 
     def _attributes(self, group: _Gathered) -> Symbol:
-        uses = [u for found in group.reads.values() for u in found]
         parts = [f"{name} ({_places(found)})" for name, found in group.reads.items()]
         return Attributes(
             id=group.id,
@@ -287,7 +302,7 @@ class _Symbols:
             name=group.name,
             reads=tuple(group.reads),
             why="reads or sets " + ", ".join(parts),
-            optional=all(u.optional for u in uses),
+            optional=group.optional,
         )
 
     def _function(self, group: _Gathered) -> Symbol:

@@ -58,9 +58,7 @@ def judge_function_by_use(
         outcomes += _demands(symbol, where, old, new, before, after)
     if outcomes:
         return outcomes
-    return [
-        where.outcome(Verdict.COMPATIBLE, f"{_difference(was, now)}; what the plugin does fits")
-    ]
+    return [where.fits()]
 
 
 @dataclass(frozen=True)
@@ -151,15 +149,9 @@ def _demands(
 def _unseen(where: _Where, replacement: inspect.Signature) -> list[Outcome]:
     """No call shows it, yet every call of the new signature must pass what the plugin refuses."""
     for parameter in where.now.parameters.values():
-        required = parameter.default is _P.empty and parameter.kind not in (
-            _P.VAR_POSITIONAL,
-            _P.VAR_KEYWORD,
-        )
-        if (
-            required
-            and not _takes(replacement, parameter)
-            and _takes(where.was, parameter) is False
-        ):
+        starred = parameter.kind in (_P.VAR_POSITIONAL, _P.VAR_KEYWORD)
+        required = parameter.default is _P.empty and not starred
+        if required and not _takes(replacement, parameter) and not _takes(where.was, parameter):
             return [
                 where.outcome(
                     Verdict.CHANGED_SHAPE,
@@ -462,9 +454,7 @@ def _difference(was: inspect.Signature, now: inspect.Signature) -> str:
         parts.append(f"{', '.join(fresh)} added")
     if gone:
         parts.append(f"{', '.join(gone)} removed")
-    return (
-        "; ".join(parts) or "its parameters changed their kind, order or whether they are required"
-    )
+    return "; ".join(parts) or "a parameter changed its kind, its place or whether it is required"
 
 
 def _arguments(call: ast.Call) -> str:

@@ -17,6 +17,10 @@ from vllm_drift.infer_release import Definition, FunctionNode, Release
 __all__ = ["Caller", "find_callers"]
 
 
+_COMMON = 12
+"""A method defined in more modules than this is of more than one family of classes."""
+
+
 @dataclass(frozen=True)
 class Caller:
     """A call and the function around it."""
@@ -33,6 +37,8 @@ def find_callers(release: Release, target: Definition, through: Definition | Non
     name = target.name.rpartition(".")[2]
     if through is None:
         return list(_of_function(release, target, name))
+    if name == "__init__":
+        return list(_of_function(release, through, through.name))
     return list(_of_method(release, through, name))
 
 
@@ -92,7 +98,10 @@ def _of_method(release: Release, through: Definition, name: str) -> Iterator[Cal
 
 def _is_unique(release: Release, through: Definition, name: str) -> bool:
     """Whether every class with a method of that name is related to `through`."""
-    for module in release.tree.files_containing(f"def {name}("):
+    modules = release.tree.files_containing(f"def {name}(")
+    if len(modules) > _COMMON:
+        return False
+    for module in modules:
         for _, qualname, owner in release.functions_with_owner(module):
             if qualname.rpartition(".")[2] != name:
                 continue

@@ -8,6 +8,7 @@ of the uses (`infer`) is not known here.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -195,6 +196,8 @@ class _Walker:
 
     def _asks(self, test: ast.expr) -> bool:
         """Whether a condition asks what the installed release has."""
+        if isinstance(test, ast.Constant):
+            return False
         return any(_probes(e) or self._calls_probe(e) for e in self._behind(test))
 
     def _behind(self, test: ast.expr) -> Iterator[ast.expr]:
@@ -243,6 +246,9 @@ class _Walker:
 
 class _Patches(_Walker):
     """Finds assignments onto names of the package, and patch classes."""
+
+    def _asks(self, test: ast.expr) -> bool:
+        return False  # a patch that may not happen is a patch
 
     def see(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign):
@@ -599,6 +605,7 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def _probes(node: ast.AST) -> bool:
     """Whether code asks what the installed release has, by hasattr, a signature or a version."""
     for inner in ast.walk(node):
