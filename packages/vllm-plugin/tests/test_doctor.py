@@ -239,3 +239,17 @@ def test_the_help_teaches_and_the_version_is_printed(site):
     assert "speculative-config" in helped.stdout
     versioned = site.run(DOCTOR.replace('"doctor", "--json"', '"--version"'))
     assert versioned.stdout.strip() == "vllm-drafter 0.1.0"
+
+
+def test_it_says_by_which_route_the_drafts_come(site):
+    _, diagnosis = doctor(site)
+    route = found(diagnosis, "ok")["route"]["found"]
+    assert route.startswith("patch")
+    assert "CustomClassProposer" in route
+
+
+def test_before_0_22_vllm_has_no_custom_class(empty_site):
+    empty_site.add_us()
+    empty_site.add_vllm("0.21.0")
+    _, diagnosis = doctor(empty_site)
+    assert "CustomClassProposer" not in found(diagnosis, "ok")["route"]["found"]

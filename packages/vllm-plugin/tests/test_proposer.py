@@ -398,3 +398,14 @@ def test_a_drafter_that_goes_on_contradicting_itself_is_given_up(proposer, monke
 def test_a_batch_of_another_shape_is_a_fault_and_not_an_error(proposer):
     assert proposer.propose(3, object(), [[1], [2]]) == [[], []]
     assert proposer.loop.faults == 1
+
+
+def test_kernels_that_cannot_be_loaded_stop_the_start_with_the_way_out(monkeypatch):
+    from vllm_drafter.loop import DraftLoop
+
+    def fail(self):
+        raise RuntimeError("LLVM bitcode parsing error")
+
+    monkeypatch.setattr(DraftLoop, "_warm_up", fail)
+    with pytest.raises(RuntimeError, match=r"LLVM bitcode.*NUMBA_CACHE_DIR"):
+        TokensPerStepProposer(vllm_config())

@@ -290,6 +290,7 @@ def check_vllm(facts: dict[str, Any]) -> Iterator[Check]:
     surface = load_builtin_surface(PACKAGE)
     yield from _check_version(vllm.version, surface.claims(vllm.version), surface.versions)
     report = check_surface(surface, version=vllm.version, root=vllm.root, accept_unclaimed=True)
+    yield _check_route(surface, vllm.version)
     for result in report:
         where = result.location or vllm.root.name
         if result.ok:
@@ -298,6 +299,13 @@ def check_vllm(facts: dict[str, Any]) -> Iterator[Check]:
             found = f"expected {result.expected}; found {result.found} ({where})"
             found += f"; needed to {result.why}"
             yield Check(f"surface:{result.id}", FAILURE, found, result.way_out)
+
+
+def _check_route(surface: Any, version: str) -> Check:
+    routes = 'patch: method="suffix" is drafted by us in place of arctic-inference'
+    if any(symbol.id == "custom-class-propose" for symbol in surface.for_version(version)):
+        routes += "; also without a patch, as the custom_class vllm_drafter.CustomClassProposer"
+    return Check("route", OK, routes)
 
 
 def _check_version(version: str, claimed: bool, claims: str) -> Iterator[Check]:

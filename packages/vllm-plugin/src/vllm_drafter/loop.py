@@ -79,7 +79,15 @@ class DraftLoop:
             "compiles them, which can take a minute"
         )
         self._drafter: SuffixDrafter | None = self._new_drafter()
-        self.warm_up_seconds = self._warm_up()
+        try:
+            self.warm_up_seconds = self._warm_up()
+        except Exception as error:
+            raise RuntimeError(
+                "vllm-drafter: the drafter's kernels cannot be compiled or loaded here "
+                f"({type(error).__name__}: {error}). If they were compiled by another numba, "
+                "remove them, or set NUMBA_CACHE_DIR to an empty directory; "
+                "`vllm-drafter doctor` says where they are kept."
+            ) from error
 
     # --- one step -----------------------------------------------------------
 
