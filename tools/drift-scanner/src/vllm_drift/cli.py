@@ -246,6 +246,7 @@ def check(
     offline: OfflineOption = False,
     cache_dir: CacheDirOption = None,
     no_cache: NoCacheOption = False,
+    jobs: JobsOption = None,
 ) -> None:
     """Say what a bump breaks for a plugin: infer what it relies on, and compare two releases.
 
@@ -269,6 +270,7 @@ def check(
             after,
             plugin=plugin,
             assumed=_version(assumed),
+            workers=jobs,
             step=progress.step,
         )
     style = _style(declared, everything, Path(target) if target else None)

@@ -38,7 +38,7 @@ from vllm_drift.sources import Candidate, Sources
 from vllm_drift.tree import CorruptPack, SourceTree, pack_bytes, read_summary
 
 if TYPE_CHECKING:
-    from drafter_compat.surface import Surface
+    from drafter_compat.surface import Surface, Symbol
 
 __all__ = ["Watched", "bisect", "check", "infer", "ledger", "scan", "watch"]
 
@@ -46,6 +46,9 @@ Step = Callable[[str, int, int], None]
 """Called with what was done, and how many of how many are done."""
 
 _T = TypeVar("_T")
+_MOST_PARTS = 8
+_WORTH_SPLITTING = 40
+"""A surface with fewer symbols is compared in less time than a process takes to start."""
 _DOWNLOADS = 3
 """Releases that are fetched at the same time."""
 
@@ -119,6 +122,7 @@ def check(
     *,
     plugin: SourceTree | None = None,
     assumed: Version | None = None,
+    workers: int | None = None,
     step: Step | None = None,
 ) -> tuple[Report, Surface]:
     """Compare what a plugin relies on in two releases; return the report and the surface.
@@ -128,7 +132,9 @@ def check(
     """
 
     def run() -> tuple[Report, Surface]:
-        with _analysis(sources.cache, 1, 1) as analysis:
+        with _analysis(sources.cache, _MOST_PARTS, workers, keep_trees=True) as analysis:
+            if surface is None:
+                analysis.warm_up()
             older, newer = _read(sources, [old, new], analysis, assumed, step)
             notes: tuple[str, ...] = ()
             declared = surface
@@ -139,7 +145,9 @@ def check(
                     f"the surface ({len(declared)} symbols) was inferred from the source of "
                     f"{plugin.package} {plugin.label}",
                 )
-            findings = analysis.compare(declared, older, newer, plugin).result()
+            parts = _parts(declared, analysis.workers)
+            pending = [analysis.compare(part, older, newer, plugin) for part in parts]
+            findings = _in_order(declared, [f for future in pending for f in future.result()])
         report = Report(
             command="check",
             surface=declared.plugin,
@@ -151,6 +159,29 @@ def check(
         return report, declared
 
     return _reading_again(run)
+
+
+def _parts(surface: Surface, count: int) -> list[Surface]:
+    """Split a surface into parts that cost about the same and parse different modules.
+
+    Each symbol is judged by itself, so the findings are those of the whole.
+    """
+    if count == 1 or len(surface) < _WORTH_SPLITTING:
+        return [surface]
+    modules: dict[str, list[Symbol]] = {}
+    place_of: dict[str, str] = {}
+    for symbol in surface:
+        module = symbol.places[0] if symbol.places else ""
+        modules.setdefault(place_of.setdefault(symbol.id, module), []).append(symbol)
+    parts: list[list[Symbol]] = [[] for _ in range(count)]
+    for symbols in sorted(modules.values(), key=len, reverse=True):
+        min(parts, key=len).extend(symbols)
+    return [dataclasses.replace(surface, symbols=tuple(part)) for part in parts if part]
+
+
+def _in_order(surface: Surface, findings: Iterable[Finding]) -> list[Finding]:
+    order = {symbol.id: number for number, symbol in enumerate(surface)}
+    return sorted(findings, key=lambda f: order.get(f.symbol, len(order)))
 
 
 def bisect(
@@ -284,6 +315,13 @@ class _Release:
     pack: Path | None = None
     tree: SourceTree | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the tree where there is a pack: another process opens that."""
+        state = dict(self.__dict__)
+        if self.pack is not None:
+            state["tree"] = None
+        return state
+
     def open(self) -> SourceTree:
         """Return the source, from memory or from the pack."""
         if self.tree is not None:
@@ -358,7 +396,7 @@ def _read_one(
         len(tree),
         tree.fingerprint,
         pack,
-        None if analysis.parallel else tree.relabel(tree.label, version),
+        tree.relabel(tree.label, version) if analysis.keep_trees else None,
     )
 
 
@@ -380,10 +418,19 @@ def _reading_again(run: Callable[[], _T]) -> _T:
 class _Analysis:
     """Runs the analysis here, or in processes where there is more than one release."""
 
-    def __init__(self, cache: Cache, directory: Path, executor: ProcessPoolExecutor | None) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        directory: Path,
+        executor: ProcessPoolExecutor | None,
+        workers: int,
+        keep_trees: bool,
+    ) -> None:
+        self.keep_trees = keep_trees or executor is None
         self._cache = cache
         self._directory = directory
         self._executor = executor
+        self.workers = workers
 
     @property
     def parallel(self) -> bool:
@@ -406,7 +453,14 @@ class _Analysis:
     ) -> Future[list[Finding]]:
         """Start the comparison of two releases."""
         key = _result_key("compare", surface, old, new, plugin)
-        return self._kept(key) or self._start(_compare, key, surface, old, new, plugin)
+        here = self.keep_trees and len(surface) < _WORTH_SPLITTING
+        return self._kept(key) or self._start(_compare, key, surface, old, new, plugin, here=here)
+
+    def warm_up(self) -> None:
+        """Start the processes now, while this one has other things to do."""
+        if self._executor is not None:
+            for _ in range(self.workers):
+                self._executor.submit(_preload)
 
     def _kept(self, key: str) -> Future[list[Finding]] | None:
         stored = self._cache.get("results", key)
@@ -417,9 +471,9 @@ class _Analysis:
         return future
 
     def _start(
-        self, function: Callable[..., list[Finding]], key: str, *arguments: Any
+        self, function: Callable[..., list[Finding]], key: str, *arguments: Any, here: bool = False
     ) -> Future[list[Finding]]:
-        if self._executor is not None:
+        if self._executor is not None and not here:
             return self._executor.submit(_keep, self._cache, function, key, *arguments)
         future: Future[list[Finding]] = Future()
         future.set_result(_keep(self._cache, function, key, *arguments))
@@ -427,18 +481,28 @@ class _Analysis:
 
 
 @contextmanager
-def _analysis(cache: Cache, releases: int, workers: int | None) -> Iterator[_Analysis]:
-    count = min(workers or os.cpu_count() or 1, releases)
+def _analysis(
+    cache: Cache, tasks: int, workers: int | None, *, keep_trees: bool = False
+) -> Iterator[_Analysis]:
+    """Prepare the analysis of up to `tasks` things at the same time.
+
+    With `keep_trees`, this process keeps the source of what it reads, to look at it itself.
+    """
+    count = min(workers or os.cpu_count() or 1, tasks)
     with tempfile.TemporaryDirectory(prefix="vllm-drift-") as name:
         if count <= 1:
-            yield _Analysis(cache, Path(name), None)
+            yield _Analysis(cache, Path(name), None, 1, keep_trees)
             return
         # Forking while threads run (the downloads) can deadlock; a fresh interpreter cannot.
         executor = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
         try:
-            yield _Analysis(cache, Path(name), executor)
+            yield _Analysis(cache, Path(name), executor, count, keep_trees)
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _preload() -> None:
+    import vllm_drift.compare  # noqa: F401 - what every task of the process will need
 
 
 def _keep(
