@@ -175,7 +175,7 @@ class PluginSource:
                 if last == name or last.endswith(ending):
                     if any(kind == "function" for kind, _ in model.places(qualname)):
                         yield model, qualname
-            if model.text.count(f"{name}(") > sum(q.rpartition(".")[2] == name for q in known):
+            if model.text.count(f"def {name}(") > sum(q.rpartition(".")[2] == name for q in known):
                 for function in walk_functions(tuple(model.functions_mentioning(f"def {name}("))):
                     if "<locals>" in function.qualname and function.name == name:
                         yield model, function.qualname

@@ -30,7 +30,7 @@ from vllm_drift.facts import (
     Import,
     placed_block,
 )
-from vllm_drift.segments import Segment, cut, masked, walk
+from vllm_drift.segments import Segment, UncertainCut, cut, masked, walk
 from vllm_drift.tree import SourceTree
 
 __all__ = ["FACTS_VERSION", "Binding", "FactStore", "ModuleModel", "load_module"]
@@ -172,8 +172,20 @@ class ModuleModel:
         """The statements of the module body; classes are cut into their members."""
         stored = self._stored.get("segments")
         if stored is None:
-            stored = self._stored["segments"] = cut(self.text)
+            stored = self._stored["segments"] = self._cut()
         return stored  # type: ignore[return-value]
+
+    def _cut(self) -> tuple[Segment, ...]:
+        try:
+            return cut(self.text)
+        except UncertainCut:
+            pass
+        self._stored["parsed"] = True
+        try:
+            return cut_parsed(self.text)
+        except NotParsed as error:
+            self.broken = str(error)
+            return ()
 
     @cached_property
     def _by_name(self) -> dict[str, list[Segment]]:
@@ -311,7 +323,14 @@ class ModuleModel:
             return self.function(qualname)
         self._stored.setdefault(piece_key(text, bool(prefix)), block)
         found = placed_block(block, segment.start - 1, f"{prefix}." if prefix else "").functions
-        return dataclasses.replace(found[0], end=segment.end - 1) if found else None
+        return dataclasses.replace(found[0], end=self._last_line(segment)) if found else None
+
+    def _last_line(self, segment: Segment) -> int:
+        """The last line of a segment that is not blank."""
+        end = segment.end - 1
+        while end > segment.line and not self.lines[end - 1].strip():
+            end -= 1
+        return end
 
     def function(self, qualname: str) -> Function | None:
         """The definition that counts at run time: the last one that is no overload, setter, deleter or
@@ -341,7 +360,7 @@ class ModuleModel:
             inner = [self.block(m) for m in segment.members if m.kind == "other"]
             return dataclasses.replace(
                 cls,
-                end=segment.end - 1,
+                end=self._last_line(segment),
                 fields=tuple(a for b in inner for a in b.assignments),
                 imports=tuple(i for b in inner for i in b.imports),
                 functions=tuple(f for b in inner for f in b.functions),
@@ -447,7 +466,7 @@ class ModuleModel:
         word = re.compile(rf"\b{re.escape(name)}\b")
         for segment in self.segments:
             if segment.kind == "other":
-                if word.search(self.segment_text(segment)):
+                if _may_bind(self.segment_text(segment), word):
                     found += [b for b in _bindings_of(self.block(segment)) if b.name == name]
             elif segment.name == name:
                 found.append(Binding(segment.kind, name, segment.line))
@@ -541,6 +560,28 @@ class ModuleModel:
                 return None
             stored = self._stored[key] = normal.body(text)
         return str(stored)
+
+
+_PLAIN = re.compile(
+    r"(?!(?:import|from|if|try|for|while|with|match|async|del)\b)[A-Za-z_][\w.]*(?:[ \t]*[,:=]|[ \t]*\Z)"
+)
+
+
+def _may_bind(text: str, word: re.Pattern[str]) -> bool:
+    """Whether a statement may bind the word: a plain assignment only left of its last `=` outside
+    strings and brackets, everything else wherever the word occurs outside strings.
+    """
+    if word.search(text) is None:
+        return False
+    if _PLAIN.match(text):
+        first = text.partition("\n")[0]
+        target = first.partition("=")[0]
+        if "(" not in target and "[" not in target.partition(":")[0] and "=" in first:
+            rest = first.partition("=")[2]
+            chained = re.match(r"[^\n\"'(\[{#]*=", rest)
+            if chained is None:
+                return word.search(target.partition(":")[0]) is not None
+    return word.search(masked(text)) is not None
 
 
 def _mentions(text: str, words: tuple[str, ...]) -> bool:

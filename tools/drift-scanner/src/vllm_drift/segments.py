@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Segment", "cut", "joined", "masked", "walk"]
+__all__ = ["Segment", "UncertainCut", "cut", "joined", "masked", "walk"]
 
 _LEXEME = re.compile(
     r"""
@@ -32,6 +32,10 @@ _HEAD = re.compile(
 )
 _CONTINUES = re.compile(r"[ \t]*(?:else|elif|except|finally)\b")
 _ONE_LINE_SUITE = re.compile(r":[ \t]*(?:#[^\n]*)?$")
+
+
+class UncertainCut(ValueError):
+    """The brackets of a text do not match as far as can be told without a parser."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def cut(text: str) -> tuple[Segment, ...]:
     """Cut a module's text into the segments of its body; classes are cut into their members.
 
     Statements nested in `if`, `try`, functions and so on are not cut. A text that is not Python
-    gives segments that do not parse, never an error.
+    gives segments that do not parse, or UncertainCut.
     """
     lines = text.split("\n")
     starts = _logical_lines(text)
@@ -108,13 +112,17 @@ def _logical_lines(text: str) -> list[int]:
         elif first in _OPENING:
             depth += 1
         elif first in _CLOSING:
-            depth = max(depth - 1, 0)
+            depth -= 1
+            if depth < 0:
+                raise UncertainCut(f"line {line}: a bracket closes that was not opened")
         elif first == "#":
             position = match.end()
         else:
             line += lexeme.count("\n")
     if fresh and text[position:].strip():
         found.append(line)
+    if depth:
+        raise UncertainCut(f"{depth} brackets are open at the end")
     return found
 
 
