@@ -11,9 +11,11 @@ program that a session runs: `nox -s unit -- -k evict`, `nox -s demo -- --rounds
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import nox
@@ -81,7 +83,7 @@ def isolation(session: nox.Session) -> None:
         found = f"import importlib.util as u, sys; sys.exit(u.find_spec({name!r}) is not None)"
         session.run("python", "-c", found, silent=True)
     # Away from the sources, so that the tests meet nothing but the installed wheel.
-    tests = Path(session.create_tmp()) / "tests"
+    tests = ROOT / session.create_tmp() / "tests"
     shutil.rmtree(tests, ignore_errors=True)
     shutil.copytree(ROOT / "packages/drafter-core/tests", tests)
     config = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tests.parent))
@@ -115,6 +117,30 @@ _engine_session("engine", DEFAULT_PIN)
 for _pin in PINS.values():
     if _pin.level == "engine":
         _engine_session(f"engine(vllm='{_pin.vllm}')", _pin)
+
+
+def _contract_session(pin: Pin) -> None:
+    @nox.session(name=f"contract(vllm='{pin.vllm}')", python=False)
+    def contract(session: nox.Session) -> None:
+        # One environment serves every release: what vLLM requires is there, and the release's own
+        # source, read from the index without its compiled half, comes before the vLLM in it.
+        python = _vllm_with_our_wheels(session, DEFAULT_PIN, PACKAGES)
+        releases = ROOT / "build" / "releases"
+        script = ("tests/contract/release.py", pin.vllm, str(releases))
+        session.run(python, *script, external=True)
+        environment = {
+            "PYTHONPATH": str(releases / pin.vllm),
+            "DRAFTER_CONTRACT_VLLM": pin.vllm,
+            "HF_HUB_OFFLINE": "1",
+        }
+        pytest = str(Path(python).with_name("pytest"))
+        session.run(pytest, "tests/contract", *session.posargs, env=environment, external=True)
+
+    contract.__doc__ = f"The gates and the runner's call, in the real package of vLLM {pin.vllm}."
+
+
+for _pin in PINS.values():
+    _contract_session(_pin)
 
 
 @nox.session
@@ -151,26 +177,29 @@ def _unit_tests(session: nox.Session) -> None:
     session.run("pytest", *tests, *session.posargs)
 
 
-def _vllm_with_our_wheels(session: nox.Session, pin: Pin) -> str:
+def _vllm_with_our_wheels(
+    session: nox.Session, pin: Pin, packages: tuple[str, ...] = PLUGIN
+) -> str:
     """Return the interpreter of an environment with real vLLM and our packages as built wheels."""
     environment = Environment(pin)
     try:
         python = str(environment.ensure())
     except EnvironmentUnavailable as error:
         session.error(str(error))
-    wheels = _wheels(session, python, list(PLUGIN))
-    installed = environment.path / "our-wheels.txt"
-    wanted = _digest(WHEELS / wheel for wheel in wheels)
-    if not installed.exists() or installed.read_text() != wanted:
-        installed.unlink(missing_ok=True)
+    wheels = _wheels(session, python, packages)
+    notes = environment.path / "our-wheels.json"
+    installed = json.loads(notes.read_text()) if notes.exists() else {}
+    wanted = {Path(wheel).name: _digest([Path(wheel)]) for wheel in wheels}
+    if not wanted.items() <= installed.items():
+        notes.unlink(missing_ok=True)
         pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         session.run(*pip, "--force-reinstall", "--no-deps", *wheels, external=True)
         session.run(*pip, *wheels, external=True)
-        installed.write_text(wanted)
+        notes.write_text(json.dumps({**installed, **wanted}))
     return python
 
 
-def _wheels(session: nox.Session, python: str, packages: list[str]) -> list[str]:
+def _wheels(session: nox.Session, python: str, packages: Iterable[str]) -> list[str]:
     """Build the wheels of some packages, unless their sources are as they were, and return them."""
     wheels = []
     for package in packages:
@@ -191,8 +220,8 @@ def _is_source(path: Path) -> bool:
     return path.is_file() and "__pycache__" not in path.parts and "tests" not in path.parts
 
 
-def _digest(paths: object) -> str:
+def _digest(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(paths):  # type: ignore[call-overload]
+    for path in sorted(paths):
         digest.update(os.fsencode(path.name) + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
