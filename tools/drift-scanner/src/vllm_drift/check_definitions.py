@@ -523,7 +523,7 @@ def compare_class(symbol: ClassShape, context: Context) -> list[Outcome]:
     (old_model, old_cls), (new_model, new_cls) = before, after
     was, now = Location(old_model.path, old_cls.line), Location(new_model.path, new_cls.line)
     changes = [
-        *_base_changes(old_cls, new_cls),
+        *_base_changes(old_cls, new_cls, declared=symbol.bases is not None),
         *_field_changes(symbol, context, before, after),
     ]
     outcomes: list[Outcome] = []
@@ -597,13 +597,13 @@ def _no_method(view: View, old: View | None, symbol: ClassShape, method: str) ->
     return lost(view, old, symbol.module, f"{symbol.name}.{method}", kind="function")
 
 
-def _base_changes(old: Class, new: Class) -> list[Change]:
+def _base_changes(old: Class, new: Class, *, declared: bool) -> list[Change]:
     before = [b.partition("[")[0].rpartition(".")[2] for b in old.bases]
     after = [b.partition("[")[0].rpartition(".")[2] for b in new.bases]
     if before == after:
         return []
     words = f"its bases changed from ({', '.join(old.bases)}) to ({', '.join(new.bases)})"
-    kept = [b for b in after if b in before] == before
+    kept = [b for b in after if b in before] == before and not declared
     return [Change(words, Severity.INFO if kept else Severity.WARNING, kind="bases")]
 
 

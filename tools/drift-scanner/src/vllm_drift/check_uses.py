@@ -790,7 +790,10 @@ def _judge_calls(
     target = f"{symbol.module}:{symbol.function}"
     found = view.function(symbol.module, symbol.function)
     if found is None:
-        return [lost(view, None, symbol.module, symbol.function, kind="function")]
+        outcome = _no_call(symbol, what, view, None, None)
+        if outcome.verdict is Verdict.LOST_CALL_SITE:
+            outcome = lost(view, None, symbol.module, symbol.function, kind="function")
+        return [outcome]
     model, function = found
     calls = _calls(symbol, function, model)
     if not calls:

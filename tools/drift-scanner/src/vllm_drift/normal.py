@@ -62,7 +62,6 @@ def body(text: str) -> str:
     tree = _parse(text)
     if tree is None:
         return _collapsed_lines(text)
-    node = tree.body[-1] if tree.body else None
     tree = ast.fix_missing_locations(_Normaliser().visit(tree))
     node = tree.body[-1] if tree.body else None
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -155,15 +154,15 @@ class _Normaliser(ast.NodeTransformer):
         block = node.body  # type: ignore[attr-defined]
         if _is_docstring(block[0]):
             node.body = block[1:] or [ast.Pass()]  # type: ignore[attr-defined]
-        if getattr(node, "returns", None) is not None:
-            node.returns = _annotation(node.returns)  # type: ignore[attr-defined]
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.returns = None
         return self.generic_visit(node)
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _definition
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
-        if node.annotation is not None:
-            node.annotation = _annotation(node.annotation)
+        # Annotations of parameters do nothing when the body runs.
+        node.annotation = None
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
