@@ -728,6 +728,20 @@ def test_a_body_hash_does_not_see_layout_comments_docstrings_or_annotations() ->
     assert body_hash(plain) != body_hash(one)
 
 
+def documented(values, *, scale=1.5, **rest):
+    """Every kind of statement that Pythons have parsed differently."""
+    match values:
+        case [first, *_] if first:
+            pass
+    with values.a() as a, values.b() as b:
+        text = f"{a!r:>{scale}} {'nested'} \\n"
+    return [lambda x, /, y=1: (x, y, *values, {**rest}) for _ in values if not -1], b, text
+
+
+def test_a_body_hash_is_the_same_on_every_python() -> None:
+    assert body_hash(documented) == "sha256:ebb90c84cbdfa5c66299dad656ab2ef6"
+
+
 def test_the_shape_is_that_of_the_original_beneath_other_layers() -> None:
     Target = target_class()
 

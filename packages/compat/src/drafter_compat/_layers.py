@@ -53,8 +53,7 @@ class Stack:
     owner: Owner
     name: str
     base: Any
-    """What the owner's own dict held before the first layer; MISSING if the name was absent or
-    inherited."""
+    """What the owner's own dict held before the first layer; MISSING if absent or inherited."""
     layers: list[Layer] = field(default_factory=list)
 
     @property

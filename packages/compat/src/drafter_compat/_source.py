@@ -211,8 +211,7 @@ class ModuleSource:
         return any(self.text.count(quotes, 0, position) % 2 for quotes in ('"""', "'''"))
 
     def has_class(self, qualname: str) -> bool:
-        """Whether there is a class of that name; does not parse its body where the text shows
-        it."""
+        """Whether there is a class of that name; parses nothing where the text shows it."""
         span = self._span(qualname)
         if span is not None:
             head = re.compile(r"^[ \t]*class[ \t]", re.MULTILINE)
@@ -222,8 +221,7 @@ class ModuleSource:
     # --- attributes of classes ----------------------------------------------------------
 
     def class_attribute(self, class_name: str, attribute: str) -> int | None:
-        """The line that gives the class or its instances that attribute, not counting bases; or
-        None."""
+        """The line that gives the class or its instances that attribute; bases do not count."""
         span = self._span(class_name)
         if span is not None:
             name = re.escape(attribute)
@@ -395,8 +393,7 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 
 def normalised(text: str) -> str:
-    """An expression's source text without the accidents of layout; the text itself if it is
-    none."""
+    """An expression's source text without the accidents of layout."""
     try:
         return ast.unparse(ast.parse(text.strip(), mode="eval"))
     except SyntaxError:

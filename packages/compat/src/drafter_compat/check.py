@@ -61,8 +61,7 @@ class Result:
     expected: str
     found: str
     location: str | None
-    """`file:line` of what was found, relative to the directory that holds the package, where there
-    is one."""
+    """`file:line` of what was found, if there is one, below the package's parent directory."""
     way_out: str
     """What to do about a mismatch; empty if ok."""
 
@@ -136,8 +135,7 @@ class Report:
 
 
 class SurfaceMismatch(RuntimeError):
-    """The package is not the one that the plugin was written against. `report` holds every
-    result."""
+    """The package is not what the plugin was written against; `report` holds every result."""
 
     def __init__(self, report: Report, *, turn_off: str = "") -> None:
         super().__init__(report.explain(turn_off=turn_off))
@@ -907,8 +905,7 @@ def _live_import_problem(symbol: FromImport | ReplacedClass, loaded: _Loaded) ->
 
 
 def _binds_itself(function: Any, name: str) -> bool:
-    """Whether the function has a local variable of that name, as one that imports it lazily
-    does."""
+    """Whether the function has a local of that name, as one that imports it lazily has."""
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
     return code is not None and name in code.co_varnames
 

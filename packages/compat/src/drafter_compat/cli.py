@@ -69,8 +69,7 @@ class Row:
     upstream: str
     remove_when: str
     standing: str
-    """`on`, `off`, `refused`, `conflict`, `needless`, or `unknown` where the package is not
-    installed."""
+    """`on`, `off`, `refused`, `conflict`, `needless`; `unknown` if the package is not installed."""
     detail: str
 
 
@@ -271,8 +270,7 @@ def _row(registry: Registry, patch: type[Patch], standing: str, detail: str) -> 
 
 
 def _conflicts(patches: list[type[Patch]]) -> dict[type[Patch], str]:
-    """Patches that declare the same member of the same target in no order, each with the other's
-    name."""
+    """Patches that declare one member of one target in no order, each with the other's name."""
     found: dict[type[Patch], str] = {}
     for place, patch in enumerate(patches):
         for other in patches[place + 1 :]:

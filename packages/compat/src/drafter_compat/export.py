@@ -135,8 +135,7 @@ def _bracketed(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def _replacement(member: Any) -> str | None:
-    """The signature of what a patch puts in place, where that can be told without importing
-    anything."""
+    """The signature of what a patch puts in place, if that can be told without an import."""
     function = getattr(member, "__func__", member)
     if not inspect.isfunction(function):
         return None
@@ -234,8 +233,7 @@ def _provides(member: Any) -> tuple[tuple[str, str], ...]:
 def _from_importers(
     module: str, name: str, tree: SourceTree
 ) -> Iterator[tuple[ModuleSource, tuple[str, ...]]]:
-    """The modules that bind the name at module level from that module, and the functions that read
-    it."""
+    """The modules that from-import the name at module level, and their functions that read it."""
     for source in tree.modules_that_mention(name):
         bindings = source.module_level_bindings(name)
         if any(b.source == module and b.original == name for b in bindings):

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from drafter_compat._source import SourceTree
-from drafter_compat.patch import Patch, PatchSpec, _canonical
+from drafter_compat.patch import Patch, PatchSpec, canonical
 from drafter_compat.versions import applies
 
 __all__ = ["why_needless"]
@@ -85,4 +85,4 @@ def _without_decorators(node: ast.stmt) -> str:
     copy = ast.parse(ast.unparse(node)).body[0]
     if isinstance(copy, (ast.FunctionDef, ast.AsyncFunctionDef)):
         copy.decorator_list = []
-    return _canonical(copy)
+    return canonical(copy)

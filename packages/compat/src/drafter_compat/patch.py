@@ -19,7 +19,6 @@ patch over one target and take it off again; order, selection and imports are
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -35,6 +34,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from drafter_compat import _layers
 from drafter_compat._layers import MISSING, Layer
 from drafter_compat._source import signature_shape
+from drafter_compat._words import nearest
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -66,8 +66,7 @@ worker, once vLLM has started it."""
 
 
 class PatchError(RuntimeError):
-    """A patch that cannot be applied, taken off, or declared like this. Says which, why, and the
-    way out."""
+    """A patch that cannot be applied, taken off, or declared like this: which, why, the way out."""
 
 
 class PatchConflict(PatchError):
@@ -117,7 +116,7 @@ class TargetName:
             value = getattr(value, part, MISSING)
             if value is MISSING:
                 raise PatchError(
-                    f"{self.module} has no {self.qualname}{_nearest(part, vars(module))}; "
+                    f"{self.module} has no {self.qualname}{nearest(part, vars(module))}; "
                     f"correct the patch's target"
                 )
         if not isinstance(value, (type, ModuleType)):
@@ -142,8 +141,7 @@ class Lazy:
 
 
 def lazy(place: str) -> Any:
-    """A patch member by its place `module:name`, imported when the patch is applied and not
-    before."""
+    """A patch member by its place `module:name`, imported only when the patch is applied."""
     module, colon, name = place.partition(":")
     if not (module and colon and name):
         raise PatchError(f"a lazy member is written 'module:name', not {place!r}")
@@ -168,8 +166,7 @@ class PatchSpec:
     versions: str = ""
     """Where the patch is needed; elsewhere it is skipped."""
     pins: tuple[str, ...] = ()
-    """Exact versions that the patch was verified on; anywhere else it is refused. Empty: no such
-    rule."""
+    """Exact versions that the patch was verified on; elsewhere it is refused. Empty: no rule."""
     requires: tuple[str, ...] = ()
     """Patches without which this one makes no sense: chosen with it, and applied before it."""
     after: tuple[str, ...] = ()
@@ -285,7 +282,7 @@ def _declare(cls: type[Patch], target: object, declared: dict[str, Any]) -> Patc
     allowed = [key for key in fields if key not in ("target", "members", "module")]
     for key in declared:
         if key not in allowed:
-            raise PatchError(f"{where}: unknown keyword {key!r}{_nearest(key, allowed)}")
+            raise PatchError(f"{where}: unknown keyword {key!r}{nearest(key, allowed)}")
     members = {
         name: value
         for name, value in vars(cls).items()
@@ -332,13 +329,8 @@ def _check_spec(where: str, spec: PatchSpec) -> None:
             if name not in spec.members:
                 raise PatchError(
                     f"{where}: {key} names {name!r}, which is no member of it"
-                    f"{_nearest(name, spec.members)}"
+                    f"{nearest(name, spec.members)}"
                 )
-
-
-def _nearest(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 # --- laying a patch over its target ---------------------------------------------------------
@@ -357,8 +349,7 @@ class AppliedPatch:
         return tuple(_place(owner, name) for owner, name, _ in self.layers)
 
     def revert(self) -> list[str]:
-        """Take every layer off. Returns the places that something else has changed since, left as
-        they are."""
+        """Take every layer off; return the places that something else changed, left alone."""
         foreign = []
         for owner, name, layer in reversed(self.layers):
             if _layers.remove_layer(owner, name, layer) is not MISSING:
@@ -449,13 +440,12 @@ def _check_target_has(spec: PatchSpec, owner: type | ModuleType, name: str) -> N
     if name not in spec.adds and not has:
         raise PatchError(
             f"patch {spec.name} replaces {name!r} of {spec.target}, which has no such attribute"
-            f"{_nearest(name, dir(owner))}; correct the name, or list it in 'adds' if it is new"
+            f"{nearest(name, dir(owner))}; correct the name, or list it in 'adds' if it is new"
         )
 
 
 def _above(patch: type[Patch], owner: type | ModuleType, name: str) -> list[Any]:
-    """The patches on that name that declare to lie above this one. Raises PatchConflict for any in
-    no order."""
+    """The patches on that name that lie above this one; PatchConflict for any in no order."""
     above = []
     for stack in _layers.stacks():
         if not _same_attribute(stack, owner, name):
@@ -586,16 +576,16 @@ def body_hash(function: Any) -> str:
         raise PatchError(f"the source of {function!r} cannot be read: {error}") from error
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         raise PatchError(f"{function!r} is no plain function")
-    return "sha256:" + hashlib.sha256(_canonical(node).encode()).hexdigest()[:32]
+    return "sha256:" + hashlib.sha256(canonical(node).encode()).hexdigest()[:32]
 
 
 _NO_MEANING = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
 
 
-def _canonical(node: object) -> str:
-    """A text that two nodes share if they mean the same."""
+def canonical(node: object) -> str:
+    """A text that two syntax trees share if they mean the same, on every Python."""
     if isinstance(node, list):
-        return f"[{','.join(map(_canonical, node))}]"
+        return f"[{','.join(map(canonical, node))}]"
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         node = ast.Assign(targets=[node.target], value=node.value)
     if not isinstance(node, ast.AST):
@@ -606,7 +596,7 @@ def _canonical(node: object) -> str:
             continue
         if name == "body" and isinstance(value, list):
             value = [item for item in value if not _is_string(item)]
-        parts.append(f"{name}={_canonical(value)}")
+        parts.append(f"{name}={canonical(value)}")
     return f"{type(node).__name__}({','.join(parts)})"
 
 

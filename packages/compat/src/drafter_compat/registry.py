@@ -24,16 +24,24 @@ from typing import Any
 import wrapt
 from packaging.version import Version
 
-from drafter_compat.patch import AppliedPatch, Patch, PatchError, PatchSpec, _nearest, lay_over
+from drafter_compat._words import nearest
+from drafter_compat.patch import AppliedPatch, Patch, PatchError, PatchSpec, lay_over
 from drafter_compat.versions import applies, installed_package, installed_vllm
 
-__all__ = ["PatchReport", "Registry", "Standing", "lone_registry"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "SELECTION_VARIABLE",
+    "PatchReport",
+    "Registry",
+    "Standing",
+    "installed_registries",
+    "lone_registry",
+]
 
 logger = logging.getLogger(__name__)
 
 SELECTION_VARIABLE = "VLLM_PATCHES"
-"""Names of patches, separated by commas; `all`; or `none`. Every process that vLLM starts inherits
-it."""
+"""Names of patches, separated by commas; `all`; or `none`. vLLM's processes inherit it."""
 
 ENTRY_POINT_GROUP = "drafter_compat.registries"
 """Plugins name their registries in this entry-point group, so that one command finds them all."""
@@ -171,7 +179,7 @@ class Registry:
                     raise PatchError(
                         f"{self.owner}: patch {entry.spec.name} requires {name!r}, which is no "
                         f"patch of "
-                        f"{self.owner}{_nearest(name, self._entries)}"
+                        f"{self.owner}{nearest(name, self._entries)}"
                     )
             visit(entry)
         return ordered
@@ -236,7 +244,7 @@ class Registry:
         for name in select:
             if name not in known:
                 raise PatchError(
-                    f"{source} names {name!r}{_nearest(name, known)}; the patches are "
+                    f"{source} names {name!r}{nearest(name, known)}; the patches are "
                     f"{', '.join(sorted(known))}"
                 )
         chosen = {name for name in select if name in self._entries}
@@ -320,8 +328,7 @@ class Registry:
             entry.state, entry.detail = APPLIED, ""
 
     def _refuse(self, module: str, error: Exception) -> None:
-        """Make a second try to import the module fail too: it would come unpatched, and
-        unnoticed."""
+        """Make a second import fail too: the module would come unpatched, and unnoticed."""
         if not _is_initializing(sys.modules.get(module)):
             return
         if self._refused is None:

@@ -8,7 +8,6 @@ manifest is about (`drafter_compat.check` does) and knows no patch.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, ClassVar
 import tomli_w
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from drafter_compat._words import nearest
 from drafter_compat.versions import applies, specifiers_overlap
 
 if sys.version_info >= (3, 11):
@@ -111,7 +111,7 @@ _MATCHES = ("all", "at-least", "exactly")
 
 def _read_match(value: object) -> str:
     if value not in _MATCHES:
-        raise ValueError(f"one of {', '.join(_MATCHES)}{_nearest(value, _MATCHES)}")
+        raise ValueError(f"one of {', '.join(_MATCHES)}{nearest(value, _MATCHES)}")
     return str(value)
 
 
@@ -435,7 +435,7 @@ class Surface:
             if symbol.id == id:
                 return symbol
         raise KeyError(
-            f"{self.source}: no symbol {id!r}{_nearest(id, [s.id for s in self.symbols])}"
+            f"{self.source}: no symbol {id!r}{nearest(id, [s.id for s in self.symbols])}"
         )
 
 
@@ -456,7 +456,7 @@ def load_builtin_surface(name: str) -> Surface:
     )
     if name not in known:
         raise SurfaceError(
-            f"no built-in surface {name!r}; there is {', '.join(known)}{_nearest(name, known)}"
+            f"no built-in surface {name!r}; there is {', '.join(known)}{nearest(name, known)}"
         )
     return parse_surface(
         (folder / f"{name}.toml").read_text(encoding="utf-8"), source=f"{name}.toml"
@@ -526,7 +526,7 @@ def _parse_symbol(table: dict[str, Any], source: str, place: int) -> Symbol:
     kind = table["kind"]
     if kind not in KINDS:
         raise SurfaceError(
-            f"{where}: unknown kind {kind!r}{_nearest(kind, KINDS)}; "
+            f"{where}: unknown kind {kind!r}{nearest(kind, KINDS)}; "
             f"the kinds are {', '.join(KINDS)}"
         )
     cls = KINDS[kind]
@@ -562,7 +562,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: Sequence[str], *, where: st
     for key in table:
         if key not in known:
             raise SurfaceError(
-                f"{where}: unknown key {key!r}{_nearest(key, known)}; "
+                f"{where}: unknown key {key!r}{nearest(key, known)}; "
                 f"the keys are {', '.join(known)}"
             )
 
@@ -593,15 +593,6 @@ def _repaired_specifier(text: str) -> str:
     except InvalidSpecifier:
         return ""
     return f" (did you mean {repaired!r}?)"
-
-
-def _nearest(word: object, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """The hint ' (did you mean ...?)', or nothing where nothing is near."""
-    if not isinstance(word, str):
-        return ""
-    near = difflib.get_close_matches(word.lower().replace("_", "-"), list(known), n=1, cutoff=0.6)
-    near = near or difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _check_overlaps(surface: Surface) -> None:

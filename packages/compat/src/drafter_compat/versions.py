@@ -150,8 +150,7 @@ def installed_vllm() -> InstalledPackage:
 
 
 def distribution_of(module: str) -> str | None:
-    """The distribution that installs a module's top-level package, or None. Reads all metadata:
-    slow."""
+    """The distribution that installs a module's top-level package, or None. Slow."""
     found = importlib.metadata.packages_distributions().get(module.partition(".")[0])
     return found[0] if found else None
 
