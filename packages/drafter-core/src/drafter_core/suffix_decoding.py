@@ -7,7 +7,8 @@ ids, parents, probabilities, score and match length (docs/parity.md). What diffe
 
 - `max_spec_tokens=None`, the default, means `max_tree_depth`; in the peer it raises AttributeError.
 - Negative token ids and 2**31 - 1 raise ValueError; the peer takes them.
-- A call that raises changes nothing; the peer can be left with a request that is active, not cached.
+- A call that raises changes nothing; the peer may be left with a request that is active but not
+  cached.
 - `max_tree_depth` is at most 4096.
 
 Knows only the peer's interface and `SuffixDrafter`. New code is better served by the latter: one

@@ -1,0 +1,289 @@
+"""The subcommands of `drafter-core`: `simulate` a replay.
+
+Joins traces, tokenizer, drafter, replay and page; holds no logic of theirs. Exit codes: 0 done,
+1 nothing in the file could be used or a file could not be read, 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from drafter_core.drafter import SuffixDrafter
+from drafter_core.errors import DrafterError
+from drafter_core.simulate import CostModel, Outcome, ReplaySettings, replay
+from drafter_core.tokenizer import FileTokenizer, TokenizerError
+from drafter_core.traces import Skipped, TraceRequest, read_traces
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Drafts for speculative decoding from text that was seen before.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+FORMS = """
+Every line of the file is a JSON object in one of these forms; text needs --tokenizer:
+
+  {"prompt": "text" or [ids], "response": "text" or [ids]}
+
+  {"prompt_token_ids": [ids], "response_token_ids": [ids]}
+
+  {"messages": [{"role": "user", "content": "..."}, ...]}
+
+Lines that cannot be used are skipped, and reported with the reason.
+"""
+
+Traces = Annotated[
+    Path, typer.Argument(help="Logged prompts and responses, one JSON object a line.", exists=True,
+                         dir_okay=False, readable=True)
+]  # fmt: skip
+TokenizerOption = Annotated[
+    Path | None, typer.Option(help="A tokenizer.json, or the directory of a model that has one.")
+]
+Depth = Annotated[int, typer.Option(min=2, max=4096, help="Longest match plus draft, in tokens.")]
+Cached = Annotated[
+    int, typer.Option(min=-1, help="Responses kept; -1 keeps all, 0 none (then only the request's "
+                                   "own text drafts).")
+]  # fmt: skip
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+class Mode(str, Enum):
+    """How to choose drafts."""
+
+    default = "default"
+    exact = "exact"
+
+
+@app.callback()
+def command() -> None:
+    """Drafts for speculative decoding from text that was seen before."""
+
+
+@app.command(epilog=FORMS)
+def simulate(
+    traces: Traces,
+    tokenizer: TokenizerOption = None,
+    mode: Annotated[
+        Mode, typer.Option(help="exact: the drafts of arctic-inference. default: better ones.")
+    ] = Mode.default,
+    batch: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest draft.")] = 24,
+    max_depth: Depth = 24,
+    max_cached_requests: Cached = 10_000,
+    max_spec_factor: Annotated[
+        float, typer.Option(min=0.0, help="A match of m tokens drafts at most this times m.")
+    ] = 1.0,
+    min_token_prob: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Least estimated probability of a draft.")
+    ] = 0.1,
+    step_ms: Annotated[
+        float, typer.Option(min=0.001, help="Time of one decode step of your model, in ms.")
+    ] = 20.0,
+    verify_us: Annotated[
+        float, typer.Option(min=0.0, help="What each drafted token adds to a step, in µs.")
+    ] = 50.0,
+    html: Annotated[Path | None, typer.Option(help="Write plots to this page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Replay your own traffic and say what suffix drafting would gain on it.
+
+    Needs no model: the responses are known, so a draft counts as accepted as far as it agrees with
+    what was answered. Requests are served in the order of the file, --batch at a time.
+
+    Example: drafter-core simulate log.jsonl --tokenizer ./model --html report.html
+    """
+    requests, skipped = _read(traces, tokenizer)
+    settings = ReplaySettings(
+        batch=batch, max_tokens=max_tokens, max_spec_factor=max_spec_factor,
+        min_token_prob=min_token_prob,
+    )  # fmt: skip
+    try:
+        drafter = SuffixDrafter(max_depth, max_cached_requests, exact=mode is Mode.exact)
+    except (OSError, DrafterError) as error:
+        _fail(str(error))
+    with _progress() as progress:
+        total = sum(len(request.response) - 1 for request in requests)
+        bar = progress.add_task("replaying", total=total)
+        outcome = replay(drafter, requests, settings, lambda n: progress.advance(bar, n))
+    costs = CostModel(step_ms, verify_us)
+    report = _report(outcome, costs, settings, mode, skipped)
+    if html is not None:
+        from drafter_core.page import page
+
+        html.write_text(page(traces.name, outcome, costs, report), encoding="utf-8")
+    if as_json:
+        print(json.dumps(report))
+    else:
+        _show(Console(), outcome, report, skipped, html)
+
+
+def _read(path: Path, tokenizer: Path | None) -> tuple[list[TraceRequest], list[Skipped]]:
+    """The usable requests of the file, and what was skipped; exits where nothing is usable."""
+    try:
+        text = FileTokenizer(tokenizer) if tokenizer is not None else None
+    except TokenizerError as error:
+        raise typer.BadParameter(str(error), param_hint="--tokenizer") from None
+    requests: list[TraceRequest] = []
+    skipped: list[Skipped] = []
+    try:
+        with _progress() as progress:
+            for item in read_traces(_lines(path, progress), text):
+                if isinstance(item, Skipped):
+                    skipped.append(item)
+                else:
+                    requests.append(item)
+    except (OSError, UnicodeDecodeError) as error:
+        _fail(f"{path} could not be read as UTF-8 text: {error}")
+    if not requests:
+        _say_skipped(Console(stderr=True), skipped)
+        _fail(f"{path} holds no line that can be used; see drafter-core simulate --help")
+    return requests, skipped
+
+
+def _lines(path: Path, progress: Progress) -> Iterator[str]:
+    bar = progress.add_task("reading", total=path.stat().st_size)
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield line
+            progress.advance(bar, len(line))
+
+
+def _report(
+    outcome: Outcome, costs: CostModel, settings: ReplaySettings, mode: Mode, skipped: list[Skipped]
+) -> dict[str, Any]:
+    """Everything that was measured, as JSON."""
+    times = np.array(outcome.step_microseconds or [0.0])
+    return {
+        "settings": {**asdict(settings), "mode": mode.value, "max_depth": outcome.max_depth},
+        "requests": outcome.requests,
+        "prompt_tokens": outcome.prompt_tokens,
+        "response_tokens": outcome.response_tokens,
+        "steps": outcome.steps,
+        "steps_without_drafts": outcome.plain_steps,
+        "tokens_per_step": outcome.tokens_per_step,
+        "drafted": outcome.drafted,
+        "accepted": outcome.accepted,
+        "acceptance_rate": outcome.acceptance_rate,
+        "by_position": [
+            {"position": at + 1, "drafted": int(drafted), "accepted": int(accepted)}
+            for at, (drafted, accepted) in enumerate(
+                zip(outcome.drafted_at, outcome.accepted_at, strict=True)
+            )
+            if drafted
+        ],
+        "by_match_length": [
+            {
+                "match_length": length,
+                "drafts": int(outcome.drafts_by_match[length]),
+                "drafted": int(outcome.drafted_by_match[length]),
+                "accepted": int(outcome.accepted_by_match[length]),
+            }
+            for length in np.flatnonzero(outcome.drafts_by_match).tolist()
+        ],
+        "draft_us_per_step": {
+            "median": float(np.median(times)),
+            "p99": float(np.percentile(times, 99)),
+            "max": float(times.max()),
+        },
+        "draft_us_per_request": outcome.draft_seconds * 1e6 / max(1, outcome.request_steps),
+        "memory": {
+            "bytes": outcome.bytes_in_use,
+            "cached_tokens": outcome.cached_tokens,
+            "bytes_per_cached_token": outcome.bytes_in_use / max(1, outcome.cached_tokens),
+        },
+        "cost_model": {
+            **asdict(costs),
+            "speed_up": outcome.speed_up(costs),
+            "speed_up_by_verify_us": {
+                str(cost): outcome.speed_up(CostModel(costs.step_ms, cost))
+                for cost in (0.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+            },
+        },
+        "skipped": [asdict(one) for one in skipped],
+    }
+
+
+def _show(
+    console: Console, outcome: Outcome, report: dict[str, Any], skipped: list[Skipped],
+    html: Path | None,
+) -> None:  # fmt: skip
+    costs, memory, cost = report["cost_model"], report["memory"], report["draft_us_per_step"]
+    summary = Table(show_header=False, box=None)
+    for name, value in {
+        "requests": f"{outcome.requests:,}",
+        "response tokens": f"{outcome.response_tokens:,}",
+        "tokens per step": f"{outcome.tokens_per_step:.2f} (1.00 without drafts)",
+        "accepted": f"{outcome.accepted:,} of {outcome.drafted:,} drafted tokens "
+        f"({outcome.acceptance_rate:.1%})",
+        "steps": f"{outcome.steps:,} instead of {outcome.plain_steps:,}",
+        "drafting a step": f"{cost['median']:.0f} µs (99 %: {cost['p99']:.0f} µs)",
+        "memory": f"{memory['bytes'] / 1e6:.1f} MB for {memory['cached_tokens']:,} cached tokens",
+        "expected speed-up": f"[bold]{costs['speed_up']:.2f}[/bold] at {costs['step_ms']:g} ms a "
+        f"step and {costs['verify_us']:g} µs a verified token",
+    }.items():
+        summary.add_row(name, value)
+    console.print(summary)
+    positions = Table("position", "drafted", "accepted", "rate", title="By position in the draft")
+    for row in _thinned(report["by_position"]):
+        _add_rate(positions, row["position"], row["drafted"], row["accepted"])
+    matches = Table("match", "drafted", "accepted", "rate", title="By length of the match")
+    for row in report["by_match_length"]:
+        _add_rate(matches, row["match_length"], row["drafted"], row["accepted"])
+    for table in (positions, matches):
+        for column in table.columns:
+            column.justify = "right"
+        console.print(table)
+    _say_skipped(console, skipped)
+    if html is not None:
+        console.print(f"plots: {html}")
+
+
+def _thinned(rows: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Positions 1 to 8, then powers of two and the last: enough to see the fall."""
+    last = len(rows)
+    return [
+        row for row in rows
+        if row["position"] <= 8 or row["position"] == last or not row["position"] % 8
+    ]  # fmt: skip
+
+
+def _add_rate(table: Table, name: int, drafted: int, accepted: int) -> None:
+    table.add_row(str(name), f"{drafted:,}", f"{accepted:,}", f"{accepted / drafted:.1%}")
+
+
+def _say_skipped(console: Console, skipped: list[Skipped]) -> None:
+    """How many lines were skipped, and for each reason which."""
+    if not skipped:
+        return
+    console.print(f"[yellow]{len(skipped)} lines were skipped:[/yellow]")
+    for reason, count in Counter(one.reason for one in skipped).most_common(20):
+        lines = [str(one.line) for one in skipped if one.reason == reason]
+        shown = ", ".join(lines[:5]) + (", …" if count > 5 else "")
+        console.print(f"  line {shown}: {reason}", highlight=False, markup=False)
+
+
+def _fail(message: str) -> None:
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False)
+    raise typer.Exit(1)
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    return Progress(*columns, console=Console(stderr=True), transient=True)
