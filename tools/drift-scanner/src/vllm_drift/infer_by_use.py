@@ -126,24 +126,33 @@ def _demands(
     if "." in symbol.name and not _is_static(before):
         replacement = _without_first(replacement)
     owner = symbol.name.rpartition(".")[0]
-    settled = _failing(old, before, old.find(symbol.module, owner) if owner else None, replacement)
-    fresh = _failing(new, after, new.find(symbol.module, owner) if owner else None, replacement)
+    override = "overridden" in symbol.why and "patched" not in symbol.why
+    settled = _failing(old, before, old.find(symbol.module, owner), replacement, override)
+    fresh = _failing(new, after, new.find(symbol.module, owner), replacement, override)
     known = {(c.function, p) for c, p in settled}
-    outcomes = []
+    by_problem: dict[str, list[Caller]] = {}
     for caller, problem in fresh:
-        if (caller.function, problem) in known or _problem(where.now, caller.call) is not None:
-            continue
-        missing = problem.startswith("missing")
-        outcomes.append(
-            where.outcome(
-                Verdict.CALLER_CHANGED if missing else Verdict.NEW_DEMAND,
-                f"{caller.function} calls it with {_arguments(caller.call)}, and the plugin's "
-                f"{replacement} cannot take that: {problem}",
-                new=Location(caller.path, caller.line),
-                detail=ast.unparse(caller.call),
-            )
-        )
+        if (caller.function, problem) not in known and _problem(where.now, caller.call) is None:
+            by_problem.setdefault(problem, []).append(caller)
+    outcomes = [
+        _demand(where, replacement, problem, callers) for problem, callers in by_problem.items()
+    ]
     return outcomes or _unseen(where, replacement)
+
+
+def _demand(
+    where: _Where, replacement: inspect.Signature, problem: str, callers: list[Caller]
+) -> Outcome:
+    """One thing that calls ask for now; the first call is the witness, all stand in the detail."""
+    first = callers[0]
+    others = f" (and {len(callers) - 1} more)" if len(callers) > 1 else ""
+    return where.outcome(
+        Verdict.CALLER_CHANGED if problem.startswith("missing") else Verdict.NEW_DEMAND,
+        f"{first.function}{others} calls it with {_arguments(first.call)}, and the plugin's "
+        f"{replacement} cannot take that: {problem}",
+        new=Location(first.path, first.line),
+        detail="\n".join(f"{c.path}:{c.line}: {ast.unparse(c.call)}" for c in callers),
+    )
 
 
 def _unseen(where: _Where, replacement: inspect.Signature) -> list[Outcome]:
@@ -172,11 +181,13 @@ def _takes(signature: inspect.Signature, wanted: inspect.Parameter) -> bool:
 def _failing(
     release: Release,
     function: Definition,
-    through: Definition | None,
+    owner: Definition | None,
     replacement: inspect.Signature,
+    override: bool,
 ) -> list[tuple[Caller, str]]:
+    through = owner if owner is not None and owner.kind == "class" else None
     found = []
-    for caller in find_callers(release, function, through):
+    for caller in find_callers(release, function, through, override=override):
         problem = _problem(replacement, caller.call)
         if problem is not None:
             found.append((caller, problem))

@@ -32,14 +32,25 @@ class Caller:
     call: ast.Call
 
 
-def find_callers(release: Release, target: Definition, through: Definition | None) -> list[Caller]:
-    """Find the calls of a function, or of a method of the class `through`."""
+def find_callers(
+    release: Release,
+    target: Definition,
+    through: Definition | None,
+    *,
+    override: bool = False,
+) -> list[Caller]:
+    """Find the calls of a function, or of a method of the class `through`.
+
+    With `override`, those that can reach a method of a subclass of `through` that is not in the
+    release: the receiver is told to be `through` or a base of it. Else those that can reach the
+    method itself, also through a subclass that inherits it.
+    """
     name = target.name.rpartition(".")[2]
     if through is None:
         return list(_of_function(release, target, name))
     if name == "__init__":
         return list(_of_function(release, through, through.name))
-    return list(_of_method(release, through, name))
+    return list(_of_method(release, through, name, target, override))
 
 
 def _of_function(release: Release, target: Definition, name: str) -> Iterator[Caller]:
@@ -72,7 +83,9 @@ def _local_import(
     return None
 
 
-def _of_method(release: Release, through: Definition, name: str) -> Iterator[Caller]:
+def _of_method(
+    release: Release, through: Definition, name: str, target: Definition, override: bool
+) -> Iterator[Caller]:
     modules = release.tree.files_containing(f".{name}(")
     unique: bool | None = None
     for module in modules:
@@ -85,7 +98,7 @@ def _of_method(release: Release, through: Definition, name: str) -> Iterator[Cal
                     continue
                 types = typed.of(node.func.value)
                 if types:
-                    if any(_related(release, t, through) for t in types):
+                    if any(_reaches(release, t, through, target, override) for t in types):
                         yield _caller(release, module, qualname, node)
                     continue
                 if typed.names_other(node.func.value):
@@ -108,6 +121,16 @@ def _is_unique(release: Release, through: Definition, name: str) -> bool:
             if owner is None or not _related(release, owner, through):
                 return False
     return True
+
+
+def _reaches(
+    release: Release, receiver: Definition, through: Definition, target: Definition, override: bool
+) -> bool:
+    if receiver in release.lineage(through)[0]:
+        return True
+    if override or through not in release.lineage(receiver)[0]:
+        return False
+    return release.member(receiver, target.name.rpartition(".")[2]) == target
 
 
 def _related(release: Release, one: Definition, other: Definition) -> bool:
