@@ -151,11 +151,11 @@ def test_whatever_moves_a_row_is_taken_for_a_request_of_its_own_content(data):
         }
 
 
-def test_long_requests_are_followed_as_their_record_grows():
+def test_long_requests_are_followed_from_step_to_step():
     tokens = np.arange(5000, dtype=np.int32).reshape(1, -1)
     tracker = RowTracker()
     first, _, _ = tracker.follow([0], [1], np.array([3], np.int32), tokens)
-    for length in (4, 260, 300, 4000):
-        new = length - tracker._followed[0].length
+    for before, length in ((3, 4), (4, 260), (260, 300), (300, 4000)):
+        new = length - before
         keys, prompts, gone = tracker.follow([0], [new], np.array([length], np.int32), tokens)
         assert (keys, prompts, gone) == (first, [2], [])

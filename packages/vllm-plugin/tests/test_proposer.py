@@ -409,3 +409,8 @@ def test_kernels_that_cannot_be_loaded_stop_the_start_with_the_way_out(monkeypat
     monkeypatch.setattr(DraftLoop, "_warm_up", fail)
     with pytest.raises(RuntimeError, match=r"LLVM bitcode.*NUMBA_CACHE_DIR"):
         TokensPerStepProposer(vllm_config())
+
+
+def test_a_step_without_arrays_is_a_fault_and_not_an_error(proposer):
+    assert proposer.loop.step(["a", "b"], np.array([0, 1]), [1, 1], None, None, 3) == [[], []]
+    assert proposer.loop.faults == 1

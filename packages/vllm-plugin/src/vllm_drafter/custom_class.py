@@ -92,29 +92,14 @@ class CustomClassProposer:
 class _Followed:
     """What is known of one request: its key, its tokens so far, and where they were last seen."""
 
-    __slots__ = ("key", "length", "prompt_length", "row", "tokens")
+    __slots__ = ("key", "prompt_length", "row", "tokens")
 
-    def __init__(self, key: int, row: int, prompt_length: int) -> None:
+    def __init__(self, key: int, prompt_length: int) -> None:
         self.key = key
-        self.row = row
         self.prompt_length = prompt_length
-        self.tokens: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
-        self.length = 0
-
-    def extend(self, row: int, tokens: npt.NDArray[np.int32]) -> None:
-        """Take over the tokens of a row, of which the first `length` are known already."""
-        if len(tokens) > len(self.tokens):
-            grown = np.empty(max(256, 2 * len(tokens)), dtype=np.int32)
-            grown[: self.length] = self.tokens[: self.length]
-            self.tokens = grown
-        self.tokens[self.length : len(tokens)] = tokens[self.length :]
-        self.length = len(tokens)
-        self.row = row
-
-    def is_continued_by(self, tokens: npt.NDArray[np.int32]) -> bool:
-        return self.length == len(tokens) and bool(
-            np.array_equal(self.tokens[: self.length], tokens)
-        )
+        self.row = -1
+        self.tokens = b""
+        """The raw bytes of the row: of all ways to keep and compare them the fastest."""
 
 
 class RowTracker:
@@ -143,50 +128,43 @@ class RowTracker:
             The key and the prompt length of each row's request, and the keys of the requests that
             are gone.
         """
-        lengths = [int(num_tokens[row]) for row in rows]
-        before = [
-            token_ids[row, : length - count]
-            for row, length, count in zip(rows, lengths, new, strict=True)
+        lengths = num_tokens[rows].tolist()
+        texts = [
+            token_ids[row, :length].tobytes() for row, length in zip(rows, lengths, strict=True)
         ]
-        matched = self._match(rows, before)
-        for place, row in enumerate(rows):
-            request = matched[place]
+        size = token_ids.itemsize
+        before = [text[: len(text) - size * count] for text, count in zip(texts, new, strict=True)]
+        running = []
+        for place, request in enumerate(self._match(rows, before)):
             if request is None:
-                request = matched[place] = _Followed(
-                    self._next_key, row, lengths[place] - new[place]
-                )
+                request = _Followed(self._next_key, lengths[place] - new[place])
                 self._next_key += 1
-            request.extend(row, token_ids[row, : lengths[place]])
-        running = [request for request in matched if request is not None]
+            request.row = rows[place]
+            request.tokens = texts[place]
+            running.append(request)
         keys = [request.key for request in running]
         gone = list({request.key for request in self._followed} - set(keys))
         self._followed = running
         return keys, [request.prompt_length for request in running], gone
 
-    def _match(
-        self, rows: Sequence[int], before: Sequence[npt.NDArray[np.int32]]
-    ) -> list[_Followed | None]:
+    def _match(self, rows: Sequence[int], before: Sequence[bytes]) -> list[_Followed | None]:
         """For each row the request that it continues, or None; a request is given once."""
-        by_row = {request.row: request for request in self._followed}
+        unmatched = {request.row: request for request in self._followed}
         matched: list[_Followed | None] = []
         moved: list[int] = []
         for place, row in enumerate(rows):
-            request = by_row.get(row)
-            if request is not None and request.is_continued_by(before[place]):
-                del by_row[row]
+            request = unmatched.get(row)
+            if request is not None and request.tokens == before[place]:
+                del unmatched[row]
                 matched.append(request)
             else:
                 matched.append(None)
                 moved.append(place)
-        by_length: dict[int, list[_Followed]] = {}
-        if moved:
-            for request in by_row.values():
-                by_length.setdefault(request.length, []).append(request)
-        for place in moved:
-            candidates = by_length.get(len(before[place]), [])
-            for request in candidates:
-                if request.is_continued_by(before[place]):
-                    matched[place] = request
-                    candidates.remove(request)
-                    break
+        if moved and unmatched:
+            by_text: dict[bytes, list[_Followed]] = {}
+            for request in unmatched.values():
+                by_text.setdefault(request.tokens, []).append(request)
+            for place in moved:
+                if candidates := by_text.get(before[place]):
+                    matched[place] = candidates.pop()
         return matched

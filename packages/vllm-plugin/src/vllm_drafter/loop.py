@@ -60,6 +60,37 @@ class _Request:
     prompt_length: int
 
 
+@dataclass(frozen=True)
+class _Step:
+    """The arguments of `DraftLoop.step`, with the most tokens that each draft may have."""
+
+    keys: Sequence[Hashable]
+    rows: npt.NDArray[np.int64]
+    prompt_lengths: Sequence[int]
+    token_ids: npt.NDArray[np.int32]
+    num_tokens: npt.NDArray[np.int32]
+    max_tokens: npt.NDArray[np.int32]
+
+    def prompt(self, place: int) -> npt.NDArray[np.int32]:
+        return self.token_ids[self.rows[place], : self.prompt_lengths[place]]
+
+    def some(self, places: Sequence[int]) -> _Step:
+        """The same step for some of the requests."""
+        chosen = np.array(places, dtype=np.int64)
+        return _Step(
+            [self.keys[place] for place in places],
+            self.rows[chosen],
+            [self.prompt_lengths[place] for place in places],
+            self.token_ids,
+            self.num_tokens,
+            self.max_tokens[chosen],
+        )
+
+    def only(self, place: int) -> _Step:
+        """The same step for one of the requests."""
+        return self.some([place])
+
+
 class DraftLoop:
     """Keeps one drafter in step with the rows of a running batch."""
 
@@ -105,32 +136,25 @@ class DraftLoop:
         Args:
             keys: n request ids.
             rows: int64 [n], the row of each.
-            prompt_lengths: n numbers of tokens that are the request's prompt; the rest of its row
-            is its response. token_ids: int32 [max_num_reqs, max_model_len]. num_tokens: int32
-            [max_num_reqs], how much of each row is filled. num_speculative_tokens: most tokens in a
-            draft; a draft also stays within `max_model_len`.
+            prompt_lengths: for each of n, how much of its row is prompt; the rest is its response.
+            token_ids: int32 [max_num_reqs, max_model_len].
+            num_tokens: int32 [max_num_reqs], how much of each row is filled.
+            num_speculative_tokens: most tokens in a draft; it also stays within `max_model_len`.
         """
         try:
-            lengths = num_tokens[rows]
-            room = self.settings.max_model_len - 1 - lengths.astype(np.int64)
-            max_tokens = np.clip(room, 0, max(0, num_speculative_tokens)).astype(np.int32)
-            return self._step(keys, rows, prompt_lengths, token_ids, num_tokens, max_tokens)
+            room = self.settings.max_model_len - 1 - num_tokens[rows]
+            max_tokens = np.maximum(np.minimum(room, num_speculative_tokens), 0).astype(np.int32)
+            step = _Step(keys, rows, prompt_lengths, token_ids, num_tokens, max_tokens)
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
+            self.note_fault(fault)
+            return [[] for _ in keys]
+        try:
+            return self._step(step)
+        except Exception as fault:  # noqa: BLE001 - as above
             self.note_fault(fault)
             if not self._survives(fault):
                 return [[] for _ in keys]
-        return [
-            draft
-            for place, key in enumerate(keys)
-            for draft in self._step_alone(
-                key,
-                rows[place : place + 1],
-                prompt_lengths[place],
-                token_ids,
-                num_tokens,
-                max_tokens[place : place + 1],
-            )
-        ]
+        return [self._step_alone(step.only(place)) for place in range(len(keys))]
 
     def retire(self, keys: Iterable[Hashable]) -> None:
         """End requests; what they generated stays as a source of drafts. Never raises."""
@@ -161,61 +185,37 @@ class DraftLoop:
 
     # --- inside -------------------------------------------------------------
 
-    def _step(
-        self,
-        keys: Sequence[Hashable],
-        rows: npt.NDArray[np.int64],
-        prompt_lengths: Sequence[int],
-        token_ids: npt.NDArray[np.int32],
-        num_tokens: npt.NDArray[np.int32],
-        max_tokens: npt.NDArray[np.int32],
-    ) -> list[list[int]]:
-        drafts: list[list[int]] = [[] for _ in keys]
+    def _step(self, step: _Step) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in step.keys]
         places = []
         handles = []
-        for place, key in enumerate(keys):
+        for place, key in enumerate(step.keys):
             request = self._requests.get(key)
-            if request is None or request.prompt_length != prompt_lengths[place]:
-                prompt = token_ids[rows[place], : prompt_lengths[place]]
-                request = self._start(key, prompt)
+            if request is None or request.prompt_length != step.prompt_lengths[place]:
+                request = self._start(key, step.prompt(place))
             if request is not None:
                 places.append(place)
                 handles.append(request.handle)
         if not places:
             return drafts
-        chosen = np.asarray(places)
-        batch = self._call(handles, rows[chosen], token_ids, num_tokens, max_tokens[chosen])
+        batch = self._call(handles, step if len(places) == len(drafts) else step.some(places))
         for place, draft in zip(places, batch.tolist(), strict=True):
             drafts[place] = draft
-        # Another call would overwrite the statuses.
-        for place, status in zip(places, batch.status.tolist(), strict=True):
-            if status:
-                drafts[place] = self._again(
-                    keys[place],
-                    rows[place : place + 1],
-                    prompt_lengths[place],
-                    token_ids,
-                    num_tokens,
-                    max_tokens[place : place + 1],
-                    status,
-                )
+        if batch.status.any():
+            # Another call would overwrite the statuses.
+            for place, status in zip(places, batch.status.tolist(), strict=True):
+                if status:
+                    drafts[place] = self._again(step.only(place), status)
         return drafts
 
-    def _call(
-        self,
-        handles: Sequence[int],
-        rows: npt.NDArray[np.int64],
-        token_ids: npt.NDArray[np.int32],
-        num_tokens: npt.NDArray[np.int32],
-        max_tokens: npt.NDArray[np.int32],
-    ) -> Any:
+    def _call(self, handles: Sequence[int], step: _Step) -> Any:
         assert self._drafter is not None
         return self._drafter.step(
-            np.asarray(handles, dtype=np.int64),
-            rows,
-            token_ids,
-            num_tokens,
-            max_tokens,
+            np.array(handles, dtype=np.int64),
+            step.rows,
+            step.token_ids,
+            step.num_tokens,
+            step.max_tokens,
             max_spec_factor=self.settings.max_spec_factor,
             min_token_prob=self.settings.min_token_prob,
         )
@@ -236,51 +236,33 @@ class DraftLoop:
         self._requests[key] = request
         return request
 
-    def _again(
-        self,
-        key: Hashable,
-        row: npt.NDArray[np.int64],
-        prompt_length: int,
-        token_ids: npt.NDArray[np.int32],
-        num_tokens: npt.NDArray[np.int32],
-        max_tokens: npt.NDArray[np.int32],
-        status: int,
-    ) -> list[int]:
+    def _again(self, step: _Step, status: int) -> list[int]:
         """Start a request over if its row does not continue what the drafter has (status 1)."""
+        [key] = step.keys
         if status == 1:
-            request = self._start(key, token_ids[row[0], :prompt_length])
+            request = self._start(key, step.prompt(0))
             if request is None:
                 return []
-            batch = self._call([request.handle], row, token_ids, num_tokens, max_tokens)
+            batch = self._call([request.handle], step)
             status = int(batch.status[0])
             if status == 0:
                 draft: list[int] = batch.tolist()[0]
                 return draft
         self.note_fault(
-            ValueError(
-                f"request {key!r}: the drafter refused its row {int(row[0])} with status {status}"
-            )
+            ValueError(f"request {key!r}: the drafter refused its row with status {status}")
         )
         self._mute(key)
         return []
 
-    def _step_alone(
-        self,
-        key: Hashable,
-        row: npt.NDArray[np.int64],
-        prompt_length: int,
-        token_ids: npt.NDArray[np.int32],
-        num_tokens: npt.NDArray[np.int32],
-        max_tokens: npt.NDArray[np.int32],
-    ) -> list[list[int]]:
+    def _step_alone(self, step: _Step) -> list[int]:
         """One request's step, after that of the batch failed: whichever is at fault is muted."""
         try:
-            return self._step([key], row, [prompt_length], token_ids, num_tokens, max_tokens)
+            return self._step(step)[0]
         except Exception as fault:  # noqa: BLE001 - as in step
             self.note_fault(fault)
             if self._survives(fault):
-                self._mute(key)
-            return [[]]
+                self._mute(step.keys[0])
+            return []
 
     def _mute(self, key: Hashable) -> None:
         """No drafts for this request until it is gone."""
@@ -329,13 +311,15 @@ class DraftLoop:
         token_ids = np.tile(np.arange(8, dtype=np.int32), (1, 8))
         num_tokens = np.full(1, 32, dtype=np.int32)
         row = np.zeros(1, dtype=np.int64)
-        most = np.full(1, 4, dtype=np.int32)
+        max_tokens = np.full(1, 4, dtype=np.int32)
         kept, self._drafter = self._drafter, self._new_drafter()
         try:
             for prompt_length in (16, 12):
                 for length in (24, 32):
                     num_tokens[0] = length
-                    self._step(["warm-up"], row, [prompt_length], token_ids, num_tokens, most)
+                    self._step(
+                        _Step(["warm-up"], row, [prompt_length], token_ids, num_tokens, max_tokens)
+                    )
             self._forget("warm-up")
         finally:
             self._requests.clear()
