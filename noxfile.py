@@ -129,7 +129,7 @@ def _contract_session(pin: Pin) -> None:
         script = ("tests/contract/release.py", pin.vllm, str(releases))
         session.run(python, *script, external=True)
         environment = {
-            "PYTHONPATH": str(releases / pin.vllm),
+            "PYTHONPATH": os.pathsep.join([str(releases / pin.vllm), str(ROOT / "tests/contract")]),
             "DRAFTER_CONTRACT_VLLM": pin.vllm,
             "HF_HUB_OFFLINE": "1",
         }

@@ -38,8 +38,8 @@ OPTIONAL_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 # Raise it when the steps change, so that environments made earlier are made anew.
 RECIPE = 1
 
-# What the demo and the tests use in this environment besides vLLM: the model maker reads a GGUF file,
-# and earlier releases, whose source the contract tests put before this one, import diskcache.
+# What the demo and the tests use in this environment besides vLLM: the model maker reads a GGUF
+# file, and earlier releases, whose source the contract tests put before this one, import diskcache.
 EXTRAS = ("gguf>=0.10", "rich>=13", "pytest>=8", "pytest-timeout>=2.3", "diskcache>=5.6")
 
 PROBE = """
