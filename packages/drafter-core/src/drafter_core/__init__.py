@@ -1,6 +1,13 @@
 """SuffixDecoding drafts from generated tokens; knows nothing of vLLM."""
 
-from drafter_core.drafter import BatchDraft, Draft, DrafterStats, SuffixDrafter
+from drafter_core.drafter import (
+    BatchDraft,
+    Draft,
+    DrafterStats,
+    SuffixDrafter,
+    TreeDraft,
+    warm_up,
+)
 from drafter_core.errors import (
     BadSetting,
     BadTokenId,
@@ -22,5 +29,7 @@ __all__ = [
     "DrafterStats",
     "RequestActive",
     "SuffixDrafter",
+    "TreeDraft",
     "UnknownRequest",
+    "warm_up",
 ]

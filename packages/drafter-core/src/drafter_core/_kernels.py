@@ -23,15 +23,19 @@ Arrays
     Q      int64 [sequences, 4]  one row per response in the global tree
     W      int32 [trees, depth]  the last tokens that each request was given, right-aligned
     G      int64 [64]            sizes, free lists, counters
-    P      int32 [pairs, 2]      exact mode: pair before and after in the order of siblings
-    H      int32 [states, 2]     exact mode: first and last pair in the order of siblings
+    P      int32 [pairs, 2]      exact mode: pair before and after in the order of siblings, or None
+    H      int32 [states, 2]     exact mode: first and last pair in the order of siblings, or None
 
 What keeps compiling short: one entry point (`run`), helpers without Python wrappers and without
-reference counts, and int64 for every scalar, so that each helper is compiled once.
+reference counts, and int64 for every scalar, so that each helper is compiled once. Numba drops the
+branches under `if P is not None` (exact mode) and `if heap is not None` (drafts that are trees)
+before it types them, so these cost the default mode nothing.
 """
 
 # Argument lists stay on few lines here: the same arrays lead each of them.
 # fmt: off
+# Numba drops a branch only where `is not None` stands alone.
+# ruff: noqa: SIM102
 # Array elements are Any to mypy.
 # mypy: disable-error-code="no-any-return"
 
@@ -95,7 +99,11 @@ def _inner(function: _Function) -> _Function:
 
 def _entry(function: _Function) -> _Function:
     # The GIL is kept: a step is shorter than the wait for getting it back.
-    return njit(cache=True, error_model="numpy", no_cfunc_wrapper=True)(function)
+    options = {"error_model": "numpy", "no_cfunc_wrapper": True}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # no directory to keep the compiled code in: compile in every process
+        return njit(**options)(function)
 
 
 # -- blocks of edges -------------------------------------------------------------------------------
@@ -202,19 +210,20 @@ def _move_pair(B: Any, P: Any, H: Any, ordered: bool, v: int, i: int, j: int) ->
     """Move pair i of v to the empty pair j."""
     B[j, 0] = B[i, 0]
     B[j, 1] = B[i, 1]
-    if ordered:
-        before = P[i, 0]
-        after = P[i, 1]
-        P[j, 0] = before
-        P[j, 1] = after
-        if before >= 0:
-            P[before, 1] = j
-        else:
-            H[v, 0] = j
-        if after >= 0:
-            P[after, 0] = j
-        else:
-            H[v, 1] = j
+    if P is not None:
+        if ordered:
+            before = P[i, 0]
+            after = P[i, 1]
+            P[j, 0] = before
+            P[j, 1] = after
+            if before >= 0:
+                P[before, 1] = j
+            else:
+                H[v, 0] = j
+            if after >= 0:
+                P[after, 0] = j
+            else:
+                H[v, 1] = j
 
 
 @_inner
@@ -224,8 +233,9 @@ def _clear_pair(
     """Take pair i out of v's block and close the gap."""
     block = np.int64(S[v, BLK])
     size_class = S[v, META] >> CLASS_SHIFT
-    if ordered:
-        _unlink(P, H, v, i)
+    if P is not None:
+        if ordered:
+            _unlink(P, H, v, i)
     hole = i
     if size_class <= SMALL:
         end = block + (1 << size_class)
@@ -260,15 +270,16 @@ def _resize(
     old = np.int64(S[v, BLK])
     old_class = S[v, META] >> CLASS_SHIFT
     new = _new_block(B, G, new_class)
-    if ordered:
-        i = np.int64(H[v, 0])
-        H[v, 0] = -1
-        H[v, 1] = -1
-        while i >= 0:
-            j = _put(B, new, new_class, np.int64(B[i, 0]), np.int64(B[i, 1]))
-            _link_after(P, H, v, j, np.int64(H[v, 1]))
-            i = np.int64(P[i, 1])
-    else:
+    if P is not None:
+        if ordered:
+            i = np.int64(H[v, 0])
+            H[v, 0] = -1
+            H[v, 1] = -1
+            while i >= 0:
+                j = _put(B, new, new_class, np.int64(B[i, 0]), np.int64(B[i, 1]))
+                _link_after(P, H, v, j, np.int64(H[v, 1]))
+                i = np.int64(P[i, 1])
+    if not ordered:
         first = old + (1 if old_class > SMALL else 0)
         for i in range(first, first + (1 << old_class)):
             if B[i, 0] >= 0:
@@ -311,9 +322,10 @@ def _add(
         block = _new_block(B, G, size_class)
         S[v, BLK] = block
         S[v, META] &= LEN_MASK
-        if ordered:
-            H[v, 0] = -1
-            H[v, 1] = -1
+        if P is not None:
+            if ordered:
+                H[v, 0] = -1
+                H[v, 1] = -1
     else:
         grown = size_class
         if size_class > SMALL:
@@ -326,8 +338,9 @@ def _add(
             block = np.int64(S[v, BLK])
             size_class = grown
     i = _put(B, block, size_class, token, state)
-    if ordered:
-        _link_after(P, H, v, i, np.int64(H[v, 1]))
+    if P is not None:
+        if ordered:
+            _link_after(P, H, v, i, np.int64(H[v, 1]))
 
 
 @_inner
@@ -400,25 +413,26 @@ def _rise(
     top = np.int64(S[S[v, DST], COUNT])
     block = np.int64(S[v, BLK])
     size_class = S[v, META] >> CLASS_SHIFT
-    if not ordered:
-        if count > top:
-            _make_first(S, B, P, H, ordered, v, _slot(B, block, size_class, token))
-        elif size_class > SMALL and count > B[block, 1]:
-            B[block, 1] = count
-        return
-    if count == 1:  # new, and last already
-        return
-    i = _slot(B, block, size_class, token)
-    j = np.int64(P[i, 0])
-    above = np.int64(S[B[j, 1], COUNT]) if j >= 0 else top
-    passed = count - 1 if above == count - 1 else count
-    while j >= 0 and S[B[j, 1], COUNT] == passed:
-        j = np.int64(P[j, 0])
-    if j < 0 and top == passed:
-        _link_after(P, H, v, _make_first(S, B, P, H, ordered, v, i), np.int64(-1))
-    elif j != P[i, 0]:
-        _unlink(P, H, v, i)
-        _link_after(P, H, v, i, j)
+    if P is not None:
+        if ordered:
+            if count == 1:  # new, and last already
+                return
+            i = _slot(B, block, size_class, token)
+            j = np.int64(P[i, 0])
+            above = np.int64(S[B[j, 1], COUNT]) if j >= 0 else top
+            passed = count - 1 if above == count - 1 else count
+            while j >= 0 and S[B[j, 1], COUNT] == passed:
+                j = np.int64(P[j, 0])
+            if j < 0 and top == passed:
+                _link_after(P, H, v, _make_first(S, B, P, H, ordered, v, i), np.int64(-1))
+            elif j != P[i, 0]:
+                _unlink(P, H, v, i)
+                _link_after(P, H, v, i, j)
+            return
+    if count > top:
+        _make_first(S, B, P, H, ordered, v, _slot(B, block, size_class, token))
+    elif size_class > SMALL and count > B[block, 1]:
+        B[block, 1] = count
 
 
 @_inner
@@ -435,37 +449,38 @@ def _fall(
         return
     count = np.int64(S[state, COUNT])
     is_first = S[v, TOK] == token
-    if not ordered:
-        if not is_first:
+    if P is not None:
+        if ordered:
+            j = np.int64(-1)
+            if is_first:
+                following = np.int64(H[v, 0])
+                if S[B[following, 1], COUNT] != count + 1:
+                    return
+                i = _make_first(S, B, P, H, ordered, v, following)
+                following = np.int64(H[v, 0])
+            else:
+                i = _slot(B, block, S[v, META] >> CLASS_SHIFT, token)
+                j = np.int64(P[i, 0])
+                following = np.int64(P[i, 1])
+                if following < 0 or S[B[following, 1], COUNT] != count + 1:
+                    return
+                _unlink(P, H, v, i)
+            while following >= 0 and S[B[following, 1], COUNT] == count + 1:
+                j = following
+                following = np.int64(P[j, 1])
+            _link_after(P, H, v, i, j)
             return
-        is_table = (S[v, META] >> CLASS_SHIFT) > SMALL
-        if is_table and B[block, 1] <= count:
-            return
-        i = _best_pair(S, B, v)
-        best = np.int64(S[B[i, 1], COUNT])
-        if best > count:
-            _make_first(S, B, P, H, ordered, v, i)
-        elif is_table:
-            B[block, 1] = best
+    if not is_first:
         return
-    if is_first:
-        j = np.int64(-1)
-        following = np.int64(H[v, 0])
-        if S[B[following, 1], COUNT] != count + 1:
-            return
-        i = _make_first(S, B, P, H, ordered, v, following)
-        following = np.int64(H[v, 0])
-    else:
-        i = _slot(B, block, S[v, META] >> CLASS_SHIFT, token)
-        j = np.int64(P[i, 0])
-        following = np.int64(P[i, 1])
-        if following < 0 or S[B[following, 1], COUNT] != count + 1:
-            return
-        _unlink(P, H, v, i)
-    while following >= 0 and S[B[following, 1], COUNT] == count + 1:
-        j = following
-        following = np.int64(P[j, 1])
-    _link_after(P, H, v, i, j)
+    is_table = (S[v, META] >> CLASS_SHIFT) > SMALL
+    if is_table and B[block, 1] <= count:
+        return
+    i = _best_pair(S, B, v)
+    best = np.int64(S[B[i, 1], COUNT])
+    if best > count:
+        _make_first(S, B, P, H, ordered, v, i)
+    elif is_table:
+        B[block, 1] = best
 
 
 @_inner
@@ -479,7 +494,12 @@ def _remove(
         if block < 0:
             S[v, TOK] = -1
             return
-        i = np.int64(H[v, 0]) if ordered else _best_pair(S, B, v)
+        i = np.int64(-1)
+        if P is not None:
+            if ordered:
+                i = np.int64(H[v, 0])
+        if not ordered:
+            i = _best_pair(S, B, v)
         S[v, TOK] = B[i, 0]
         S[v, DST] = B[i, 1]
     else:
@@ -553,16 +573,17 @@ def _split(
             B[copy + i, 1] = B[block + i, 1]
     S[r, BLK] = copy
     S[r, META] = length | (size_class << CLASS_SHIFT)
-    if ordered and block >= 0:
-        shift = copy - block
-        H[r, 0] = H[q, 0] + shift
-        H[r, 1] = H[q, 1] + shift
-        if shift != 0:
-            i = np.int64(H[q, 0])
-            while i >= 0:
-                P[i + shift, 0] = P[i, 0] + shift if P[i, 0] >= 0 else -1
-                P[i + shift, 1] = P[i, 1] + shift if P[i, 1] >= 0 else -1
-                i = np.int64(P[i, 1])
+    if P is not None:
+        if ordered and block >= 0:
+            shift = copy - block
+            H[r, 0] = H[q, 0] + shift
+            H[r, 1] = H[q, 1] + shift
+            if shift != 0:
+                i = np.int64(H[q, 0])
+                while i >= 0:
+                    P[i + shift, 0] = P[i, 0] + shift if P[i, 0] >= 0 else -1
+                    P[i + shift, 1] = P[i, 1] + shift if P[i, 1] >= 0 else -1
+                    i = np.int64(P[i, 1])
     while p >= 0 and _redirect(S, B, p, token, q, r):
         p = np.int64(S[p, LINK])
     return r
@@ -994,31 +1015,37 @@ def _draft_from(
                 S, v, longest, min_prob, scratch[0], scratch_probs[0], scratch_probs[1]
             )
         improved = False
-        length = high
-        while length >= low and (as_tree or n > 0):
-            cap = _limit(length, max_tokens, factor, offset)
+        if heap is not None:
             if as_tree:
-                m, score = _draft_tree(
-                    S, B, G, P, H, v, length, cap, min_prob,
-                    scratch[0], scratch_probs[0], scratch[1], heap_prob, heap,
-                )
-                if m < 0:
-                    return np.int64(-1), score, length
-            else:
-                m = min(n, min(cap, depth - length))
-                score = scratch_probs[1, m] if m > 0 else np.float32(0.0)
-            if score > best_score:
-                best_score = score
-                best_n = m
-                best_match = length
-                improved = True
-            if improved and (as_tree or length == low):
-                for i in range(best_n):
-                    tokens[i] = scratch[0, i]
-                    probs[i] = scratch_probs[0, i]
-                    parents[i] = scratch[1, i] if as_tree else i - 1
-                improved = False
-            length -= 1
+                for length in range(high, low - 1, -1):
+                    cap = _limit(length, max_tokens, factor, offset)
+                    m, score = _draft_tree(
+                        S, B, G, P, H, v, length, cap, min_prob,
+                        scratch[0], scratch_probs[0], scratch[1], heap_prob, heap,
+                    )
+                    if m < 0:
+                        return np.int64(-1), best_score, length
+                    if score > best_score:
+                        best_score = score
+                        best_n = m
+                        best_match = length
+                        for i in range(m):
+                            tokens[i] = scratch[0, i]
+                            probs[i] = scratch_probs[0, i]
+                            parents[i] = scratch[1, i]
+        if n > 0 and scratch_probs[1, n] > best_score:
+            for length in range(high, low - 1, -1):
+                m = min(n, min(_limit(length, max_tokens, factor, offset), depth - length))
+                if m > 0 and scratch_probs[1, m] > best_score:
+                    best_score = scratch_probs[1, m]
+                    best_n = m
+                    best_match = length
+                    improved = True
+        if improved:
+            for i in range(best_n):
+                tokens[i] = scratch[0, i]
+                probs[i] = scratch_probs[0, i]
+                parents[i] = i - 1
         v = np.int64(S[v, LINK])
         matched = np.int64(S[v, META] & LEN_MASK)
     return best_n, best_score, best_match

@@ -25,7 +25,15 @@ from drafter_core.errors import (
     UnknownRequest,
 )
 
-__all__ = ["BatchDraft", "Draft", "DrafterStats", "SuffixDrafter", "Tokens"]
+__all__ = [
+    "BatchDraft",
+    "Draft",
+    "DrafterStats",
+    "SuffixDrafter",
+    "Tokens",
+    "TreeDraft",
+    "warm_up",
+]
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids: any sequence of ints, or an integer array of one dimension."""
@@ -87,7 +95,9 @@ class BatchDraft:
         """The drafts as lists of token ids, one per request, empty where there is none."""
         return [
             row[:length]
-            for row, length in zip(self.token_ids.tolist(), self.lengths.tolist(), strict=True)
+            for row, length in zip(
+                self.token_ids.tolist(), self.lengths.tolist(), strict=True
+            )
         ]
 
 
@@ -117,7 +127,11 @@ class SuffixDrafter:
     """
 
     def __init__(
-        self, max_depth: int = 24, max_cached_requests: int = 10_000, *, exact: bool = False
+        self,
+        max_depth: int = 24,
+        max_cached_requests: int = 10_000,
+        *,
+        exact: bool = False,
     ) -> None:
         if not 1 <= max_depth <= MAX_DEPTH:
             raise BadSetting(f"max_depth is 1 to {MAX_DEPTH}, not {max_depth!r}")
@@ -154,8 +168,8 @@ class SuffixDrafter:
             sequences=reserve(_MAX_SEQUENCES, k.SEQ_FIELDS, np.int64),
             windows=reserve(_MAX_REQUESTS, depth, np.int32),
             header=header,
-            pair_order=reserve(max(pairs * ordered, 2), 2, np.int32),
-            state_order=reserve(max(states * ordered, 2), 2, np.int32),
+            pair_order=reserve(pairs, 2, np.int32) if self._exact else None,
+            state_order=reserve(states, 2, np.int32) if self._exact else None,
         )
         header[k.G_DEPTH] = depth
         header[k.G_EXACT] = ordered
@@ -171,7 +185,8 @@ class SuffixDrafter:
         self._row = _Output(1, 0)
         self._batch = _Output(0, 0)
         self._constant = np.zeros(0, np.int32)
-        self._scratch = _Scratch(depth + 1, _HEAP)
+        self._scratch = _Scratch(depth + 1, 0)
+        self._tree_scratch = _Scratch(depth + 1, _HEAP)
         self._run(k.INIT, 0, 0)
 
     # -- settings and views
@@ -451,7 +466,9 @@ class SuffixDrafter:
         )  # fmt: skip
         return result
 
-    def _feed(self, handle: int, tokens: NDArray[np.int32], begin: int, response: bool) -> None:
+    def _feed(
+        self, handle: int, tokens: NDArray[np.int32], begin: int, response: bool
+    ) -> None:
         while True:
             fed = self._run(k.FEED, handle, int(response), tokens, begin)
             if fed < 0:
@@ -473,8 +490,9 @@ class SuffixDrafter:
         width = max(width, 0)
         if self._row.shape[1] < width:
             self._row = _Output(1, width)
-        if self._scratch.width <= width:
-            self._scratch = _Scratch(width + 1, self._scratch.heap)
+        scratch = self._tree_scratch if as_tree else self._scratch
+        if scratch.width <= width:
+            scratch = self._tree_scratch = _Scratch(width + 1, scratch.heap)
         self._one[0] = handle
         self._other[0] = known
         self._most[0] = width
@@ -485,25 +503,27 @@ class SuffixDrafter:
             done = k.run(
                 k.SPECULATE, *self._tables.all, self._one, self._other, context,
                 self._no_rows, self._most, 0, factor, offset, min_prob, as_tree,
-                *row.all, *self._scratch.all,
+                *row.all, *scratch.all,
             )  # fmt: skip
             if done == 1:
                 break
-            self._scratch = _Scratch(self._scratch.width, 4 * self._scratch.heap)
+            scratch = self._tree_scratch = _Scratch(scratch.width, 4 * scratch.heap)
         length = int(row.info[k.OUT_LENGTH, 0])
         return TreeDraft(
             Draft(
                 row.tokens[0, :length].tolist(), row.probs[0, :length].tolist(),
                 float(row.scores[0]), int(row.info[k.OUT_MATCH, 0]),
             ),
-            self._scratch.parents[0, :length].tolist(),
+            scratch.parents[0, :length].tolist(),
         )  # fmt: skip
 
     def _take_handle(self) -> int:
         if self._free_handles:
             return self._free_handles.pop()
         if self._next_handle >= len(self._tables.trees):
-            raise CapacityExhausted(f"{len(self._handles)} requests are active; stop some first")
+            raise CapacityExhausted(
+                f"{len(self._handles)} requests are active; stop some first"
+            )
         self._next_handle += 1
         return self._next_handle - 1
 
@@ -529,7 +549,10 @@ class SuffixDrafter:
         tables = self._tables
         before = tables.all
         try:
-            grown = {name: _doubled(getattr(tables, name)) for name in tables.growing(self._exact)}
+            grown = {
+                name: _doubled(getattr(tables, name))
+                for name in tables.growing(self._exact)
+            }
         except MemoryError as error:
             raise CapacityExhausted(
                 f"no memory for more than {self.stats().cached_tokens} cached tokens; "
@@ -539,6 +562,15 @@ class SuffixDrafter:
         self._measure()
         if all(a is b for a, b in zip(before, self._tables.all, strict=True)):
             raise CapacityExhausted("the tables have reached their largest size")
+
+
+def warm_up(*, exact: bool = False) -> None:
+    """Compile the kernels, or load them from the cache: call it before requests come.
+
+    With an empty cache this takes seconds, else a fraction of one. The cache is beside the package,
+    or in the user's cache directory where that cannot be written; `NUMBA_CACHE_DIR` overrides both.
+    """
+    SuffixDrafter(max_depth=1, max_cached_requests=0, exact=exact)
 
 
 @dataclass(frozen=True)
@@ -553,8 +585,8 @@ class _Tables:
     sequences: NDArray[np.int64]
     windows: NDArray[np.int32]
     header: NDArray[np.int64]
-    pair_order: NDArray[np.int32]
-    state_order: NDArray[np.int32]
+    pair_order: NDArray[np.int32] | None
+    state_order: NDArray[np.int32] | None
 
     @cached_property
     def all(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
@@ -589,7 +621,7 @@ class _Output:
 
 
 class _Scratch:
-    """What the kernels need while they draft."""
+    """What the kernels need while they draft; without a heap, they cannot draft trees."""
 
     def __init__(self, width: int, heap: int) -> None:
         self.width = width
@@ -597,12 +629,15 @@ class _Scratch:
         self.parents = np.zeros((2, width), np.int32)
         self.all = (
             self.parents, np.zeros((3, width), np.int32), np.zeros((3, width + 1), np.float32),
-            np.zeros(heap, np.float32), np.zeros((heap, 4), np.int32),
+            np.zeros(heap, np.float32) if heap else None,
+            np.zeros((heap, 4), np.int32) if heap else None,
         )  # fmt: skip
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:
-    larger = reserve(2 * len(array), array.shape[1] if array.ndim == 2 else 0, array.dtype.type)
+    larger = reserve(
+        2 * len(array), array.shape[1] if array.ndim == 2 else 0, array.dtype.type
+    )
     if len(larger) < 2 * len(array):
         raise MemoryError
     larger[: len(array)] = array
@@ -625,7 +660,9 @@ def _checked(tokens: Tokens) -> NDArray[np.int32]:
     """Token ids as a contiguous int32 array; the kernel refuses ids out of range."""
     array = np.asarray(tokens)
     if array.ndim != 1:
-        raise BadTokenId(f"token ids come as one sequence, not with shape {array.shape}")
+        raise BadTokenId(
+            f"token ids come as one sequence, not with shape {array.shape}"
+        )
     if len(array) == 0:
         return np.zeros(0, np.int32)
     if array.dtype.kind not in "iu":
