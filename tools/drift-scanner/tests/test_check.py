@@ -125,6 +125,16 @@ def test_a_change_that_breaks_the_plugins_call_is_a_changed_shape(new: str, says
     assert finding.new is not None
 
 
+def test_a_plugin_with_a_call_for_each_release_is_not_broken_by_the_other_one():
+    plugin = """
+        from vllm.engine import Engine
+        def use_1(engine: Engine): engine.step([1], wait=False)
+        def use_2(engine: Engine): engine.step([1], blocking=False)
+        """
+    report = check(plugin, *changed("tokens, wait=True):", "tokens, blocking=True):"))
+    assert drift(report) == []
+
+
 def test_arguments_by_position_that_swap_places_are_a_changed_shape():
     plugin = CALLS_STEP.replace("[1], wait=False", "[1], False")
     finding = only(check(plugin, *changed("tokens, wait=True):", "wait, tokens=()):")))
@@ -192,6 +202,28 @@ def test_a_caller_of_a_method_of_that_name_on_another_class_is_no_demand():
     old, new = changed("step(self, tokens, wait=True)", "step(self, tokens, wait=True, fast=False)")
     report = check(OVERRIDES_STEP, {**old, "vllm/other.py": other}, new)
     assert drift(report) == []
+
+
+def test_a_sibling_class_that_calls_its_own_method_asks_nothing_of_the_override():
+    other = """
+        from vllm.engine import Engine
+        class Sibling(Engine):
+            def go(self): self.step([], fast=True)
+            def step(self, tokens, fast): ...
+        """
+    old, new = changed("step(self, tokens, wait=True)", "step(self, tokens, wait=True, fast=False)")
+    report = check(OVERRIDES_STEP, old, {**new, "vllm/other.py": other})
+    assert drift(report) == []
+
+
+def test_calls_that_ask_the_same_are_one_finding_with_every_place_in_the_detail():
+    old, new = changed("step(self, tokens, wait=True)", "step(self, tokens, wait=True, fast=False)")
+    new["vllm/engine.py"] = new["vllm/engine.py"].replace(
+        "engine.step(tokens)", "engine.step(tokens, fast=True) or engine.step([], fast=True)"
+    )
+    finding = only(check(PATCHES_STEP, old, new))
+    assert finding.verdict is Verdict.NEW_DEMAND
+    assert finding.detail.count("vllm/engine.py:") == 2
 
 
 def test_a_caller_that_no_longer_passes_what_the_patch_needs_is_a_changed_caller():

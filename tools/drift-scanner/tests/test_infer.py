@@ -304,6 +304,21 @@ def test_a_replaced_class_says_what_the_replacement_provides():
     }
 
 
+def test_a_method_replaced_on_one_object_is_a_patch_without_receiver():
+    surface = infer("""
+        from vllm.runner import make_runner
+        def attach():
+            runner = make_runner(1)
+            original = runner.run
+            def run(tokens, *rest):
+                return original(tokens)
+            runner.run = run
+        """)
+    found = function(surface, "Runner.run")
+    assert found.replacement == "(self, tokens, *rest)"
+    assert found.calls == ("(tokens)",)
+
+
 def test_a_new_member_put_on_a_class_is_not_the_packages():
     surface = infer("""
         from vllm.engine import Engine

@@ -89,6 +89,8 @@ class Use:
     """Equal for calls that pass the same parameters."""
     optional: bool = False
     """The plugin catches its absence, or asks first."""
+    on_object: bool = False
+    """A patch of one object: the function that it puts there takes no receiver."""
     replacement: Local | None = None
     """What a patch or an override puts there, where it is a function or class of the plugin."""
 
@@ -231,6 +233,7 @@ class _Walker:
         shape: str = "",
         optional: bool | None = None,
         replacement: Local | None = None,
+        on_object: bool = False,
     ) -> None:
         use = Use(
             how,
@@ -239,6 +242,7 @@ class _Walker:
             text,
             shape,
             self.optional if optional is None else optional,
+            on_object,
             replacement,
         )
         self.uses.uses.append(use)
@@ -321,6 +325,8 @@ class _Patches(_Walker):
                 self.uses.written.add(ref)
                 if not isinstance(base, Instance):
                     self._record(owner, ref, value, node)
+                elif len(bases) == 1:
+                    self._record_on_object(ref, value, node)
 
     def _is_constant(self, ref: Ref) -> bool:
         found = self.plugin.definition(self.plugin.normal(ref))
@@ -345,6 +351,15 @@ class _Patches(_Walker):
         self.add("patch", ref, node, optional=False, replacement=replacement)
         if replacement is not None and self.plugin.is_class(owner):
             self._receives(replacement, owner)
+
+    def _record_on_object(self, ref: Ref, value: ast.expr | None, node: ast.AST) -> None:
+        """A method of one object replaced by a function: patched, for that object."""
+        found = self.plugin.definition(ref)
+        values = self.plugin.evaluate(value, self.scope) if value is not None else ()
+        if found is None or found.kind != "function" or len(values) != 1:
+            return
+        if isinstance(values[0], Local) and not isinstance(values[0].node, ast.ClassDef):
+            self.add("patch", ref, node, optional=False, replacement=values[0], on_object=True)
 
     def _receives(self, function: Local, owner: Ref) -> None:
         node = function.node
@@ -629,5 +644,8 @@ def replacement_signature(use: Use) -> str | None:
     """The signature of the function that a use puts in place, or None."""
     node = use.replacement.node if use.replacement is not None else None
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        return signature_text(node)
+        text = signature_text(node)
+        if use.on_object:
+            text = f"(self, {text[1:]}" if text != "()" else "(self)"
+        return text
     return None
