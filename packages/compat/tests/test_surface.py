@@ -272,6 +272,11 @@ def test_a_call_site_is_a_module_and_a_function() -> None:
     assert "'sites' must be 'module:name'" in message
 
 
+def test_a_signature_is_one() -> None:
+    message = error_of(EVERY_KIND.replace('"(self, a, *, b=1)"', '"self, a, *, b=1"'))
+    assert "'signature' must be a signature from its bracket on" in message
+
+
 def test_an_unknown_match_names_the_nearest_one() -> None:
     assert "(did you mean 'exactly'?)" in error_of(EVERY_KIND.replace("exactly", "exact"))
 

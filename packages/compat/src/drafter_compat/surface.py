@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import tomli_w
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from drafter_compat._source import signature_shape
 from drafter_compat._words import nearest
 from drafter_compat.versions import applies, specifiers_overlap
 
@@ -125,6 +126,15 @@ def _read_place(value: object) -> str:
 
 def _read_places(value: object) -> tuple[str, ...]:
     return tuple(_read_place(item) for item in _read_texts(value))
+
+
+def _read_signature(value: object) -> str:
+    text = _read_text(value)
+    try:
+        signature_shape(text)
+    except ValueError:
+        raise ValueError("a signature from its bracket on, '(self, a, *, b=1) -> int'") from None
+    return text
 
 
 def _read_dotted(value: object) -> str:
@@ -281,10 +291,10 @@ class FunctionShape(_InModule):
     kind: ClassVar[str] = "function"
 
     name: str = _key(_read_dotted, kw_only=True)
-    signature: str | None = _key(_read_text, default=None, kw_only=True)
+    signature: str | None = _key(_read_signature, default=None, kw_only=True)
     is_async: bool | None = _key(_read_flag, toml="async", default=None, kw_only=True)
     decorators: tuple[str, ...] | None = _key(_read_texts, default=None, kw_only=True)
-    replacement: str | None = _key(_read_text, default=None, kw_only=True)
+    replacement: str | None = _key(_read_signature, default=None, kw_only=True)
     replaced_by: str | None = _key(_read_place, default=None, kw_only=True)
     calls: tuple[str, ...] = _key(_read_texts, default=(), kw_only=True)
     rebound: bool = _key(_read_flag, default=False, kw_only=True)
