@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,10 @@ from pathlib import Path
 import pytest
 from drift_local_index import LocalIndex
 
+from drafter_compat.surface import KINDS, parse_surface
 from vllm_drift import _http, cli, runs
-from vllm_drift.findings import Finding, Report, Severity, Verdict
+from vllm_drift.findings import DEFAULT_SEVERITY, Finding, Report, Severity, Verdict
+from vllm_drift.reports import FORMATS
 
 OLD = {
     "vllm/__init__.py": "",
@@ -408,3 +412,49 @@ def test_a_reader_that_goes_away_does_not_change_the_exit_code() -> None:
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*([command] if command else []), "--help") == 0
     assert "Usage: " in capsys.readouterr().out
+
+
+class TestDocumentation:
+    """What the pages for maintainers say is true."""
+
+    PAGES = Path(__file__).parents[3] / "docs" / "drift"
+
+    def page(self, name: str) -> str:
+        return (self.PAGES / name).read_text(encoding="utf-8")
+
+    def test_the_manifests_in_the_reference_are_read(self) -> None:
+        texts = re.findall(r"```toml\n(schema.*?)```", self.page("manifest.md"), re.S)
+
+        assert [len(parse_surface(text)) for text in texts] == [1, 2]
+
+    def test_the_reference_has_every_kind_and_every_key(self) -> None:
+        text = self.page("manifest.md")
+
+        for kind, cls in KINDS.items():
+            assert f"### `{kind}`" in text
+            for field in dataclasses.fields(cls):
+                key = field.metadata["toml"] or field.name
+                assert f"`{key}`" in text, (kind, key)
+
+    def test_every_verdict_is_explained_with_its_severity(self) -> None:
+        text = self.page("verdicts.md")
+        words = {"error": "error", "warning": "warning", "info": "information"}
+
+        for verdict, severity in DEFAULT_SEVERITY.items():
+            assert f"| `{verdict.value}` | {words[severity.value]}" in text
+
+    def test_the_json_page_names_every_key_of_a_report(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run(*SCAN, "2.0", "--json")
+        document = json.loads(capsys.readouterr().out)
+        keys = {*document, *document["summary"], *document["releases"][0], *document["findings"][0]}
+
+        text = self.page("json.md")
+
+        assert not [key for key in keys if f"`{key}`" not in text]
+
+    def test_the_formats_are_the_ones_that_the_start_page_lists(self) -> None:
+        text = self.page("README.md")
+
+        assert all(f"`{name}`" in text for name in FORMATS)
