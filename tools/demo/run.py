@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=model, help=f"a model directory {shown}")
     parser.add_argument("--output", type=Path, default=output, help=f"for report.json {shown}")
     parser.add_argument("--rounds", type=int, default=3, help=f"runs of each kind {shown}")
-    parser.add_argument("--max-tokens", type=int, default=192, help=f"longest answer {shown}")
+    parser.add_argument("--max-tokens", type=int, default=128, help=f"longest answer {shown}")
     parser.add_argument("--timeout", type=float, default=1200, help=f"s for one engine {shown}")
     options = parser.parse_args()
     if options.rounds < 1:
