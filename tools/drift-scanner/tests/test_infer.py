@@ -335,8 +335,7 @@ def test_putting_the_original_back_is_no_patch():
         kept = vllm.runner.helper
         vllm.runner.helper = kept
         """)
-    assert function(surface, "helper").replacement is None
-    assert not function(surface, "helper").rebound
+    assert [(s.kind, s.id) for s in surface] == [("constant", "vllm.runner:helper")]
 
 
 def test_the_receiver_of_a_replacement_is_an_object_of_the_patched_class():
@@ -521,7 +520,7 @@ def test_a_handler_that_raises_guards_nothing():
         except ImportError as error:
             raise RuntimeError("too old") from error
         """)
-    assert not function(surface, "helper").optional
+    assert not only(surface, Constant, "helper").optional
 
 
 def test_a_call_behind_a_question_about_the_release_states_no_shape():
@@ -533,7 +532,24 @@ def test_a_call_behind_a_question_about_the_release_states_no_shape():
         else:
             make_runner(1)
         """)
-    assert function(surface, "make_runner").calls == ()
+    assert isinstance(only(surface, Constant, "make_runner"), Constant)
+
+
+def test_a_function_that_is_only_imported_is_relied_on_by_name_and_not_by_shape():
+    surface = infer("from vllm.runner import helper\n")
+    assert [(s.kind, s.id) for s in surface] == [("constant", "vllm.runner:helper")]
+
+
+def test_a_decorator_is_called_with_what_it_decorates():
+    found = function(
+        infer("""
+        from vllm.runner import helper
+        @helper
+        class Thing: ...
+        """),
+        "helper",
+    )
+    assert found.calls == ("(Thing)",)
 
 
 def test_hasattr_and_a_default_make_a_read_optional():

@@ -290,8 +290,21 @@ class _Symbols:
             )
         if group.kind == "replaced-class":
             return self._replaced(group)
-        if group.kind == "function":
+        if group.kind == "function" and not self._only_named(group):
             return self._function(group)
+        return self._existing(group, common)
+
+    def _only_named(self, group: _Gathered) -> bool:
+        """Whether the plugin relies on a function being there, and on nothing of its shape."""
+        return not _calls(group.uses) and all(
+            u.how not in ("patch", "override") for u in group.uses
+        )
+
+    def _existing(self, group: _Gathered, common: dict[str, object]) -> Symbol:
+        owner, _, member = group.name.rpartition(".")
+        if owner:
+            common = {**common, "name": owner}
+            return Attributes(reads=(member,), **common)  # type: ignore[arg-type]
         return Constant(**common)  # type: ignore[arg-type]
 
     def _attributes(self, group: _Gathered) -> Symbol:

@@ -401,6 +401,8 @@ class _Everything(_Walker):
     """Finds imports, subclasses, calls, reads and anchors."""
 
     def see(self, node: ast.AST) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            self._decorated(node)
         if isinstance(node, ast.ImportFrom):
             self._import_from(node)
         elif isinstance(node, ast.Import):
@@ -489,6 +491,15 @@ class _Everything(_Walker):
                 text = call_text(call, skip_first=skip)
                 shape = call_shape(call, skip_first=skip)
                 self.add("call", ref, call, text=text, shape=shape, optional=optional)
+
+    def _decorated(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        """A decorator is called with what it decorates."""
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call):
+                continue
+            for value in self.plugin.evaluate(decorator, self.scope):
+                if isinstance(value, Ref) and value.name:
+                    self.add("call", value, decorator, text=f"({node.name})", shape="1")
 
     def _passes_receiver(self, call: ast.Call, ref: Ref, target: Value) -> bool:
         """Whether the first argument is the object: `Class.method(self, x)`."""
