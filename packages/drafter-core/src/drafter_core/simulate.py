@@ -146,7 +146,6 @@ def replay(
         progress: called with the response tokens that a step produced.
     """
     settings = settings or ReplaySettings()
-    _compile()
     outcome = Outcome(max_tokens=settings.max_tokens, max_depth=drafter.max_depth)
     outcome.plain_steps = _plain_steps((len(r.response) - 1 for r in requests), settings.batch)
     board = _Board(drafter, requests, settings, outcome)
@@ -166,14 +165,6 @@ def replay(
     stats = drafter.stats()
     outcome.bytes_in_use, outcome.cached_tokens = stats.bytes_in_use, stats.cached_tokens
     return outcome
-
-
-def _compile() -> None:
-    """Have the kernels compiled before the clock runs."""
-    drafter = SuffixDrafter(4, -1)
-    board = np.zeros((1, 4), np.int32)
-    one = np.array([2], np.int64)
-    drafter.step(np.array([drafter.start_request(0, board[0, :1])]), one - 2, board, one, 1)
 
 
 class _Board:
@@ -202,9 +193,13 @@ class _Board:
 
     def turn_over(self) -> None:
         """Stop what is complete and start what waits."""
-        for row in sorted(self.finished):
-            self.drafter.stop_request((self.ids, self.running.pop(row).name))
-            self.free.append(row)
+        for index in sorted(self.finished):
+            row = self.running.pop(index)
+            name = (self.ids, row.name)
+            # A runner appends the last tokens too: it drafts before it learns that all is said.
+            self.drafter.append(name, row.tokens[self.drafter.tokens_fed(name) :])
+            self.drafter.stop_request(name)
+            self.free.append(index)
         changed = bool(self.finished)
         self.finished.clear()
         while self.free and (waiting := next(self.waiting, None)) is not None:

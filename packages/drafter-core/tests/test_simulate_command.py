@@ -1,0 +1,190 @@
+"""`drafter-core simulate` replays a log and reports to people, programs and browsers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer", reason="the command is the extra drafter-core[simulate]")
+pytest.importorskip("plotly", reason="the command is the extra drafter-core[simulate]")
+tokenizers = pytest.importorskip("tokenizers", reason="the extra drafter-core[simulate]")
+pytest.importorskip("jinja2", reason="the command is the extra drafter-core[simulate]")
+
+from click.testing import Result  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+from drafter_core.commands import app  # noqa: E402
+from drafter_core.tokenizer import FileTokenizer, TokenizerError  # noqa: E402
+
+TEXT = list(range(100, 160))
+
+
+def simulate(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.jsonl"
+    lines: list[Any] = [{"prompt": TEXT, "response": TEXT}] * 3
+    lines += [{"prompt": "text", "response": "text"}, {"prompt": [1]}, {"prompt": [2]}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "not json\n")
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A directory with a tokenizer of whole words and a chat template."""
+    words = {word: at for at, word in enumerate(["[UNK]", "ask", "say", "this", "that", "<s>"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    directory = tmp_path / "model"
+    directory.mkdir()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    template = (
+        "{{ bos_token }}{% for m in messages %} {{ m['role'] }} {{ m['content'] }}{% endfor %} say"
+    )
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": template, "bos_token": {"content": "<s>"}})
+    )
+    return directory
+
+
+def test_json_holds_every_figure(log: Path) -> None:
+    result = simulate(log, "--batch", 1, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["requests"] == 3
+    assert report["response_tokens"] == 3 * len(TEXT)
+    assert report["tokens_per_step"] > 4
+    assert report["steps_without_drafts"] == 3 * (len(TEXT) - 1)
+    assert report["accepted"] == sum(row["accepted"] for row in report["by_position"])
+    assert report["drafted"] == sum(row["drafted"] for row in report["by_match_length"])
+    assert report["draft_us_per_step"]["median"] > 0
+    assert report["memory"]["cached_tokens"] == 3 * len(TEXT)
+    assert report["cost_model"]["speed_up"] > 2
+    assert [one["line"] for one in report["skipped"]] == [4, 5, 6, 7]
+
+
+def test_the_exact_mode_can_be_asked_for(log: Path) -> None:
+    report = json.loads(simulate(log, "--mode", "exact", "--json").stdout)
+    assert report["settings"]["mode"] == "exact"
+    assert report["accepted"] > 0
+
+
+def test_a_dearer_verification_lowers_the_expected_speed_up(log: Path) -> None:
+    speeds = [
+        json.loads(simulate(log, "--json", "--verify-us", cost).stdout)["cost_model"]["speed_up"]
+        for cost in (0, 1_000, 100_000)
+    ]
+    assert speeds[0] > speeds[1] > speeds[2]
+
+
+def test_people_read_which_lines_were_skipped_and_why(log: Path) -> None:
+    output = " ".join(simulate(log).output.split())
+    assert "tokens per step" in output
+    assert "4 lines were skipped" in output
+    assert "line 5, 6: there is no" in output
+    assert "line 7: not JSON" in output
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_shows(log: Path, tmp_path: Path) -> None:
+    odd = log.rename(tmp_path / "<b>odd.jsonl")
+    page = tmp_path / "report.html"
+    assert simulate(odd, "--html", page).exit_code == 0
+    html = page.read_text(encoding="utf-8")
+    head = html[: html.index("<script")]
+    assert "&lt;b&gt;odd.jsonl" in head
+    assert "<b>odd" not in html
+    assert "<script src" not in html
+    assert "<link" not in html
+    assert html.count("Plotly.newPlot(") >= 5
+    assert "4 lines were skipped" in html
+
+
+def test_text_is_replayed_with_a_tokenizer(tmp_path: Path, model: Path) -> None:
+    log = tmp_path / "text.jsonl"
+    messages = [{"role": "ask", "content": "this"}, {"role": "assistant", "content": "this that"}]
+    log.write_text(
+        json.dumps({"messages": messages}) + "\n" + json.dumps({"prompt": "ask", "response": "say"})
+    )
+    report = json.loads(simulate(log, "--tokenizer", model, "--json").stdout)
+    assert report["skipped"] == []
+    assert (report["requests"], report["response_tokens"]) == (2, 3)
+    assert report["prompt_tokens"] == len(["<s>", "ask", "this", "say"]) + len(["ask"])
+
+
+def test_without_a_chat_template_messages_are_paragraphs(model: Path) -> None:
+    (model / "tokenizer_config.json").unlink()
+    tokenizer = FileTokenizer(model / "tokenizer.json")
+    assert not tokenizer.has_chat_template
+    assert tokenizer.render([{"role": "user", "content": "x"}]) == "user: x\n\nassistant: "
+
+
+def test_a_template_in_a_file_of_its_own_goes_first(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }} that")
+    assert FileTokenizer(model).render([{"role": "user", "content": "this"}]) == "this that"
+
+
+def test_a_template_cannot_reach_out_of_its_sandbox(model: Path) -> None:
+    (model / "chat_template.jinja").write_text(
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}"
+    )
+    with pytest.raises(Exception, match="unsafe"):
+        FileTokenizer(model).render([])
+
+
+@pytest.mark.parametrize("content", ["{", '{"model": 5}'])
+def test_a_file_that_is_no_tokenizer_is_an_error_with_a_name(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(TokenizerError, match=r"is not a tokenizer\.json"):
+        FileTokenizer(path)
+
+
+def test_a_missing_tokenizer_is_a_usage_error_with_a_way_out(log: Path, tmp_path: Path) -> None:
+    result = simulate(log, "--tokenizer", tmp_path)
+    assert result.exit_code == 2
+    assert "save_pretrained" in result.output
+
+
+def test_a_log_without_a_usable_line_ends_with_one(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("{}\n")
+    result = simulate(empty)
+    assert result.exit_code == 1
+    assert "holds no line that can be used" in " ".join(result.output.split())
+
+
+def test_a_log_that_is_no_text_ends_with_one(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.jsonl"
+    binary.write_bytes(b"\xff\xfe\x00\x01")
+    result = simulate(binary)
+    assert result.exit_code == 1
+    assert "could not be read as UTF-8" in " ".join(result.output.split())
+
+
+def test_a_missing_log_is_a_usage_error(tmp_path: Path) -> None:
+    assert simulate(tmp_path / "nothing.jsonl").exit_code == 2
+
+
+def test_without_the_extra_the_command_says_what_to_install() -> None:
+    code = "import sys; sys.modules['typer'] = None\nfrom drafter_core.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'drafter-core[simulate]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_replay_and_traces_need_no_extra() -> None:
+    code = (
+        "import sys\nfor name in ('typer', 'rich', 'plotly', 'tokenizers', 'jinja2'):\n"
+        "    sys.modules[name] = None\n"
+        "import drafter_core.simulate, drafter_core.traces, drafter_core.suffix_decoding"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
