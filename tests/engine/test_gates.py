@@ -28,6 +28,7 @@ for where in (vllm.v1.spec_decode.suffix_decoding, vllm.v1.worker.gpu_model_runn
 """
 
 DOCTOR = """
+import sys
 from vllm_drafter.cli import main
 sys.argv = ["vllm-drafter", "doctor", "--json"]
 main()
