@@ -1,7 +1,8 @@
 """HTTP as the index and its file host need it: retries, credentials, byte ranges.
 
-Knows servers and bytes. Must not know releases, wheels or pip's configuration files (it is given
-`IndexSettings`).
+httpx is imported when the first connection is opened: a run from the cache needs none, and does
+not wait for the import. Knows servers and bytes. Must not know releases, wheels or pip's
+configuration files (it is given `IndexSettings`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
-
-import httpx
 
 from vllm_drift._pipconf import IndexSettings
 from vllm_drift.errors import NetworkError, SourceError
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["Answer", "Http", "NoByteRanges", "Progress", "redact"]
 
@@ -108,7 +110,7 @@ class Http:
                     raise NoByteRanges(f"{redact(url)} answers with another byte range")
                 data = b"".join(self._counted(response.iter_raw()))
                 if len(data) != last - first + 1:
-                    raise httpx.ReadError(f"{len(data)} bytes came of {last - first + 1}")
+                    raise _Incomplete(f"{len(data)} bytes came of {last - first + 1}")
                 return data, size
 
         return self._retrying(url, attempt)
@@ -134,7 +136,7 @@ class Http:
                     if progress is not None:
                         progress(name, done, total)
                 if total is not None and done != total:
-                    raise httpx.ReadError(f"{done} bytes came of {total}")
+                    raise _Incomplete(f"{done} bytes came of {total}")
 
         self._retrying(url, attempt)
 
@@ -154,6 +156,8 @@ class Http:
             yield response
 
     def _retrying(self, url: str, attempt: Callable[[], _T]) -> _T:
+        import httpx
+
         failure: Exception | None = None
         for number in range(_RETRIES + 1):
             try:
@@ -161,7 +165,7 @@ class Http:
             except _TryAgain as e:
                 failure = e
                 pause = e.wait
-            except httpx.TransportError as e:
+            except (httpx.TransportError, _Incomplete) as e:
                 failure = e
                 pause = None
             except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects) as e:
@@ -176,6 +180,8 @@ class Http:
         ) from failure
 
     def _client(self, host: str) -> httpx.Client:
+        import httpx
+
         verify = host not in {h.partition(":")[0] for h in self._settings.trusted_hosts}
         with self._lock:
             if verify not in self._clients:
@@ -202,6 +208,10 @@ class Http:
             if found:
                 return found[0], found[2] or ""
         return None
+
+
+class _Incomplete(Exception):
+    """An answer ended before it was whole."""
 
 
 class _TryAgain(Exception):

@@ -6,9 +6,10 @@ import sys
 import time
 from threading import Lock, Timer
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 __all__ = ["RunProgress"]
 
@@ -27,7 +28,7 @@ class RunProgress:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._lock = Lock()
-        self._console = Console(stderr=True, highlight=False)
+        self._on_terminal = sys.stderr.isatty()
         self._started = time.monotonic()
         self._last_line = 0.0
         self._bars: Progress | None = None
@@ -69,12 +70,16 @@ class RunProgress:
         with self._lock:
             if self._quiet:
                 return
-            if self._console.is_terminal:
+            if self._on_terminal:
+                # Imported here: most runs are over before there is anything to show.
+                from rich.console import Console
+                from rich.progress import BarColumn, Progress, TextColumn
+
                 self._bars = Progress(
                     TextColumn("{task.description}"),
                     BarColumn(bar_width=30),
                     TextColumn("{task.fields[count]}"),
-                    console=self._console,
+                    console=Console(stderr=True, highlight=False),
                     transient=True,
                 )
                 self._bars.start()
@@ -92,7 +97,7 @@ class RunProgress:
             self._bars.update(
                 self._tasks[key], description=what, completed=done, total=total, count=count
             )
-        elif not self._console.is_terminal:
+        elif not self._on_terminal:
             now = time.monotonic()
             if now - self._last_line >= _PAUSE:
                 self._last_line = now

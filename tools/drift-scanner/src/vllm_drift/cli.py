@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -29,7 +28,6 @@ from vllm_drift.cache import Cache, default_cache_dir
 from vllm_drift.errors import SourceError
 from vllm_drift.findings import Finding, Location, Report, Severity
 from vllm_drift.reports import FORMATS, Style, render
-from vllm_drift.reports.json_format import SCHEMA, document
 from vllm_drift.sources import Candidate, Sources
 
 if TYPE_CHECKING:
@@ -151,6 +149,8 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
+        from importlib import metadata
+
         print(f"vllm-drift {metadata.version('vllm-drift')}")
         raise typer.Exit
 
@@ -453,6 +453,8 @@ def watch(
 
     Example: vllm-drift watch --surface surface.toml --ledger docs/drift/ledger.json
     """
+    from vllm_drift.reports.json_format import SCHEMA, document
+
     outputs = _outputs(format, as_json, write)
     declared = _surface(surface)
     with (
