@@ -994,6 +994,10 @@ def _compare_presence(symbol: Constant, old: View, new: View) -> list[Outcome]:
     if after.verdict is Verdict.UNCHANGED:
         words = f"{target} is unchanged"
         return [Outcome(Verdict.UNCHANGED, words, before.new, after.new, target=target)]
+    kind = old.resolve(symbol.module, symbol.name).kind
+    if kind in ("function", "class"):
+        # A name that the plugin only imports, of something whose new place can be searched for.
+        return [lost(new, old, symbol.module, symbol.name, kind=kind)]
     return [_with_old(after, before.new)]
 
 
