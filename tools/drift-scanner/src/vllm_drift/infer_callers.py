@@ -55,17 +55,15 @@ def find_callers(
 
 def _of_function(release: Release, target: Definition, name: str) -> Iterator[Caller]:
     for module in release.tree.files_containing(f"{name}("):
-        for function, qualname, _ in release.functions_with_owner(module):
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call):
-                    dotted = _dotted(node.func)
-                    if dotted is None or dotted.rpartition(".")[2] != name:
-                        continue
-                    found = release.find(module, dotted) or _local_import(
-                        release, module, function, dotted
-                    )
-                    if found == target:
-                        yield _caller(release, module, qualname, node)
+        for node, function, qualname, _ in release.calls_of(module, name):
+            dotted = _dotted(node.func)
+            if dotted is None:
+                continue
+            found = release.find(module, dotted)
+            if found is None:
+                found = _local_import(release, module, function, dotted)
+            if found == target:
+                yield _caller(release, module, qualname, node)
 
 
 def _local_import(
@@ -89,24 +87,21 @@ def _of_method(
     modules = release.tree.files_containing(f".{name}(")
     unique: bool | None = None
     for module in modules:
-        for function, qualname, owner in release.functions_with_owner(module):
+        for node, function, qualname, owner in release.calls_of(module, name):
+            if not isinstance(node.func, ast.Attribute):
+                continue
             typed = _Types(release, module, function, owner)
-            for node in ast.walk(function):
-                if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-                    continue
-                if node.func.attr != name:
-                    continue
-                types = typed.of(node.func.value)
-                if types:
-                    if any(_reaches(release, t, through, target, override) for t in types):
-                        yield _caller(release, module, qualname, node)
-                    continue
-                if typed.names_other(node.func.value):
-                    continue
-                if unique is None:
-                    unique = _is_unique(release, through, name)
-                if unique:
+            types = typed.of(node.func.value)
+            if types:
+                if any(_reaches(release, t, through, target, override) for t in types):
                     yield _caller(release, module, qualname, node)
+                continue
+            if typed.names_other(node.func.value):
+                continue
+            if unique is None:
+                unique = _is_unique(release, through, name)
+            if unique:
+                yield _caller(release, module, qualname, node)
 
 
 def _is_unique(release: Release, through: Definition, name: str) -> bool:

@@ -81,6 +81,9 @@ class Release:
         self._packages = _package_names(tree)
         self._classes: dict[tuple[str, str], ClassDefinition] = {}
         self._found: dict[tuple[str, str], Definition | None] = {}
+        self._calls: dict[
+            str, dict[str, list[tuple[ast.Call, FunctionNode, str, Definition | None]]]
+        ] = {}
 
     # --- names -----------------------------------------------------------------------------
 
@@ -269,6 +272,24 @@ class Release:
                 for inner in _flat(statement.body):
                     if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
                         yield inner, f"{statement.name}.{inner.name}", owner
+
+    def calls_of(
+        self, module: str, name: str
+    ) -> list[tuple[ast.Call, FunctionNode, str, Definition | None]]:
+        """The calls in a module of anything whose last name is `name`, with what is around them.
+
+        Each with the function, its qualified name and its class, as in `functions_with_owner`.
+        """
+        if module not in self._calls:
+            found: dict[str, list[tuple[ast.Call, FunctionNode, str, Definition | None]]] = {}
+            for function, qualname, owner in self.functions_with_owner(module):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Call):
+                        called = node.func
+                        last = getattr(called, "attr", None) or getattr(called, "id", "")
+                        found.setdefault(last, []).append((node, function, qualname, owner))
+            self._calls[module] = found
+        return self._calls[module].get(name, [])
 
     def absolute(self, module: str, statement: ast.ImportFrom) -> str | None:
         """The module that a from-import in a module names."""
