@@ -346,6 +346,17 @@ def test_a_patch_of_another_plugin_is_no_wrong_name(choosable, make, monkeypatch
     assert choosable.apply(version="1.0").names("pending") == ("fast-g",)
 
 
+def test_other_plugins_are_not_even_looked_at_where_the_names_are_our_own(
+    choosable, monkeypatch
+) -> None:
+    def fail() -> dict[str, Registry]:
+        raise AssertionError("the declarations of other plugins were imported")
+
+    monkeypatch.setattr(registry_module, "installed_registries", fail)
+    monkeypatch.setenv("VLLM_PATCHES", "fast-f,fast-g")
+    assert choosable.apply(version="1.0").names("pending") == ("fast-f", "fast-g")
+
+
 def test_a_registry_that_is_not_choosable_ignores_the_variable(make, monkeypatch) -> None:
     monkeypatch.setenv("VLLM_PATCHES", "none")
     assert make(patch_of("lib.a.f")).apply(version="1.0").names("pending") == ("f",)

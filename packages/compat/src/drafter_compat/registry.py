@@ -238,9 +238,10 @@ class Registry:
                 return set()
             if select == ["all"]:
                 return set(self._entries)
-        known = (
-            {*self._entries, *_names_elsewhere(self)} if source != "select" else {*self._entries}
-        )
+        known = {*self._entries}
+        if source == SELECTION_VARIABLE and not known.issuperset(select):
+            # Only now: finding the names of other plugins imports their declarations.
+            known |= _names_elsewhere(self)
         for name in select:
             if name not in known:
                 raise PatchError(
