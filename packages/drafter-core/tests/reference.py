@@ -42,17 +42,15 @@ class Tree:
                 parent.first = token
 
     def remove(self, text: list[int]) -> None:
-        """Take out every occurrence of a whole text, front to back."""
-        for end in range(1, len(text) + 1):
+        """Take out every occurrence of a whole text, back to front."""
+        for end in range(len(text), 0, -1):
             token = text[end - 1]
             for length in range(1, min(end, self.depth) + 1):
                 word = tuple(text[end - length : end])
                 self.nodes[word].count -= 1
                 if self.nodes[word].count == 0:
                     del self.nodes[word]
-                parent = self.nodes.get(word[:-1])
-                if parent is None:
-                    continue
+                parent = self.nodes[word[:-1]]
                 parent.children[token] -= 1
                 if parent.children[token] == 0:
                     del parent.children[token]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -47,10 +48,14 @@ NAMES = ["start", "append", "append", "append", "stop", "evict"]
 @pytest.mark.parametrize("exact", [False, True])
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_invariants_hold_after_every_operation(exact: bool, data: st.DataObject) -> None:
+def test_invariants_hold_after_every_operation(
+    exact: bool, data: st.DataObject
+) -> None:
     text = st.lists(st.integers(0, 3), max_size=10)
     operations = data.draw(
-        st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3), text), max_size=25)
+        st.lists(
+            st.tuples(st.sampled_from(NAMES), st.integers(0, 3), text), max_size=25
+        )
     )
     depth = data.draw(st.integers(1, 6))
     limit = data.draw(st.sampled_from([-1, 0, 1, 3]))
@@ -62,13 +67,19 @@ def test_invariants_hold_after_every_operation(exact: bool, data: st.DataObject)
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_invariants_hold_in_long_histories_with_wide_states(seed: int, exact: bool) -> None:
+def test_invariants_hold_in_long_histories_with_wide_states(
+    seed: int, exact: bool
+) -> None:
     rng = random.Random(seed)
-    drafter = SuffixDrafter(rng.choice([1, 2, 3, 6, 24]), rng.choice([-1, 2, 4]), exact=exact)
+    drafter = SuffixDrafter(
+        rng.choice([1, 2, 3, 6, 24]), rng.choice([-1, 2, 4]), exact=exact
+    )
     alphabet = rng.choice([1, 2, 3, 40, 300])
     for _ in range(60):
         length = rng.choice([0, 1, 2, 5, 200])
-        text = [min(int(rng.expovariate(4 / alphabet)), alphabet) for _ in range(length)]
+        text = [
+            min(int(rng.expovariate(4 / alphabet)), alphabet) for _ in range(length)
+        ]
         if rng.random() < 0.3:
             text = text[:3] * 5
         play(drafter, rng.choice(NAMES), rng.randrange(5), text)
@@ -102,3 +113,22 @@ def test_no_draft_holds_an_id_that_was_not_given() -> None:
             draft = drafter.draft(request, 8, 2.0, 0.0, 0.0)
             assert given_ids.issuperset(draft.token_ids)
         drafter.stop_request(request)
+
+
+def test_a_long_response_leaves_the_cache_in_parts_and_completely() -> None:
+    rng = random.Random(4)
+    drafter = SuffixDrafter(5, 1)
+    drafter.start_request("long", [])
+    drafter.append("long", [rng.randrange(6) for _ in range(10_000)])
+    drafter.stop_request("long")
+    drafter.start_request("next", [])
+    assert list(drafter.cached_requests) == ["next"]
+    sizes = [drafter.stats().cached_tokens]
+    while sizes[-1] > 0:
+        drafter.append("next", [])
+        check_integrity(drafter)
+        sizes.append(drafter.stats().cached_tokens)
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) > 5
+    assert max(a - b for a, b in pairwise(sizes)) <= 1024
+    assert drafter.stats().global_states == 1

@@ -18,9 +18,9 @@ Arrays
     S      int32 [states, 6]     LINK, COUNT, TOK, DST, BLK, META
     B      int32 [pairs, 2]      blocks of edges (token, state)
     T      int32 [chunks * 64]   texts of the responses in the global tree
-    C      int32 [chunks, 2]     successor of a state chunk, successor of a text chunk
+    C      int32 [chunks, 2]     the state chunk after, the text chunk before this one
     R      int64 [trees, 16]     one row per tree: row 0 the global one, others per handle
-    Q      int64 [sequences, 4]  one row per response in the global tree
+    Q      int64 [sequences, 2]  last text chunk and length of each response in the global tree
     W      int32 [trees, depth]  the last tokens that each request was given, right-aligned
     G      int64 [64]            sizes, free lists, counters
     P      int32 [pairs, 2]      exact mode: pair before and after in the order of siblings, or None
@@ -55,12 +55,12 @@ CLASS_SHIFT = 16
 
 # fields of R
 R_ALIVE, R_ROOT, R_STATE, R_NEXT, R_END, R_CHUNK = 0, 1, 2, 3, 4, 5
-R_FED, R_SEQ, R_GSTATE, R_RLEN, R_STATES = 6, 7, 8, 9, 10
+R_FED, R_SEQ, R_GSTATE, R_RLEN, R_STATES, R_TAIL = 6, 7, 8, 9, 10, 11
 TREE_FIELDS = 16
 
 # fields of Q
-Q_FIRST, Q_LAST, Q_LEN, Q_ALIVE = 0, 1, 2, 3
-SEQ_FIELDS = 4
+Q_LAST, Q_LEN = 0, 1
+SEQ_FIELDS = 2
 
 # fields of G
 G_DEPTH, G_SCHUNKS, G_SFREE, G_STATEFREE, G_BNEXT, G_TCHUNKS, G_TFREE = 0, 1, 2, 3, 4, 5, 6
@@ -517,7 +517,7 @@ def _remove(
 
 
 @_inner
-def _new_state(S: Any, C: Any, R: Any, G: Any, tree: int, length: int) -> int:
+def _new_state(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int, length: int) -> int:
     if tree == 0 and G[G_STATEFREE] >= 0:
         v = G[G_STATEFREE]
         G[G_STATEFREE] = S[v, LINK]
@@ -527,9 +527,14 @@ def _new_state(S: Any, C: Any, R: Any, G: Any, tree: int, length: int) -> int:
             chunk = G[G_SFREE]
             if chunk >= 0:
                 G[G_SFREE] = C[chunk, 0]
+                for u in range(chunk * CHUNK, chunk * CHUNK + CHUNK):
+                    if S[u, BLK] >= 0:
+                        _free_block(B, G, np.int64(S[u, BLK]), S[u, META] >> CLASS_SHIFT)
             else:
                 chunk = G[G_SCHUNKS]
                 G[G_SCHUNKS] = chunk + 1
+            if R[tree, R_CHUNK] < 0:
+                R[tree, R_TAIL] = chunk
             C[chunk, 0] = R[tree, R_CHUNK]
             R[tree, R_CHUNK] = chunk
             v = chunk * CHUNK
@@ -553,7 +558,7 @@ def _split(
     p is the state from which the token leads to the longest of them.
     """
     depth = G[G_DEPTH]
-    r = _new_state(S, C, R, G, tree, length)
+    r = _new_state(S, B, C, R, G, tree, length)
     S[r, LINK] = S[q, LINK]
     S[r, COUNT] = S[q, COUNT]
     S[r, TOK] = S[q, TOK]
@@ -617,7 +622,7 @@ def _extend(
     q = _find(S, B, p, token)
     new = q
     if q < 0:
-        new = _new_state(S, C, R, G, tree, length)
+        new = _new_state(S, B, C, R, G, tree, length)
         while True:
             _add(S, B, G, P, H, ordered and p != root, p, token, new)
             p = np.int64(S[p, LINK])
@@ -654,13 +659,13 @@ def _extend(
 
 
 @_inner
-def _new_tree(S: Any, C: Any, R: Any, G: Any, tree: int) -> None:
+def _new_tree(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int) -> None:
     R[tree, R_ALIVE] = 1
     R[tree, R_NEXT] = 0
     R[tree, R_END] = 0
     R[tree, R_CHUNK] = -1
     R[tree, R_STATES] = 0
-    root = _new_state(S, C, R, G, tree, np.int64(0))
+    root = _new_state(S, B, C, R, G, tree, np.int64(0))
     S[root, LINK] = -1
     R[tree, R_ROOT] = root
     R[tree, R_STATE] = root
@@ -671,21 +676,14 @@ def _new_tree(S: Any, C: Any, R: Any, G: Any, tree: int) -> None:
 
 
 @_inner
-def _free_tree(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int) -> None:
-    """Give back the states and blocks of a request's tree."""
-    end = R[tree, R_NEXT]
-    chunk = R[tree, R_CHUNK]
-    while True:
-        for v in range(chunk * CHUNK, end):
-            block = np.int64(S[v, BLK])
-            if block >= 0:
-                _free_block(B, G, block, S[v, META] >> CLASS_SHIFT)
-        following = np.int64(C[chunk, 0])
-        if following < 0:
-            break
-        chunk = following
-        end = chunk * CHUNK + CHUNK
-    C[chunk, 0] = G[G_SFREE]
+def _free_tree(S: Any, C: Any, R: Any, G: Any, tree: int) -> None:
+    """Give back the states of a request's tree, in constant time.
+
+    Their blocks are given back when a chunk of states is used again.
+    """
+    for v in range(R[tree, R_NEXT], R[tree, R_END]):
+        S[v, BLK] = -1
+    C[R[tree, R_TAIL], 0] = G[G_SFREE]
     G[G_SFREE] = R[tree, R_CHUNK]
     R[tree, R_ALIVE] = 0
 
@@ -703,11 +701,7 @@ def _store_token(T: Any, C: Any, Q: Any, G: Any, seq: int, token: int) -> None:
         else:
             chunk = G[G_TCHUNKS]
             G[G_TCHUNKS] = chunk + 1
-        C[chunk, 1] = -1
-        if Q[seq, Q_LEN] == 0:
-            Q[seq, Q_FIRST] = chunk
-        else:
-            C[Q[seq, Q_LAST], 1] = chunk
+        C[chunk, 1] = Q[seq, Q_LAST] if Q[seq, Q_LEN] > 0 else -1
         Q[seq, Q_LAST] = chunk
     T[Q[seq, Q_LAST] * CHUNK + offset] = token
     Q[seq, Q_LEN] += 1
@@ -715,59 +709,121 @@ def _store_token(T: Any, C: Any, Q: Any, G: Any, seq: int, token: int) -> None:
 
 
 @_inner
-def _evict(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, seq: int
+def _forget(
+    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any, a: int, new: int, token: int
 ) -> int:
-    """Take every occurrence of a response out of the global tree and free its text.
+    """Take one occurrence of every word that ends at a token out of the global tree.
 
-    States that die at one token still carry edges to those that die at the next: they are freed one
-    token later.
+    a is the state of the text before the token, new that of the text with it. Returns how many
+    states lost their last occurrence: new and the first of those that its links lead to.
     """
     limit = G[G_DEPTH] - 1
     root = R[0, R_ROOT]
     ordered = G[G_EXACT] != 0
-    a = root
+    died = np.int64(0)
+    w = new
+    while w != root:
+        S[w, COUNT] -= 1
+        if S[w, COUNT] == 0:
+            died += 1
+        w = np.int64(S[w, LINK])
+    p = _extendable(S, G, a)
+    w = new
+    while p >= 0:
+        length = min(S[p, META] & LEN_MASK, limit) + 1
+        while S[S[w, LINK], META] & LEN_MASK >= length:
+            w = np.int64(S[w, LINK])
+        in_order = ordered and p != root
+        if S[w, COUNT] == 0:
+            _remove(S, B, G, P, H, in_order, p, token)
+        elif p != root:
+            _fall(S, B, P, H, in_order, p, token, w)
+        p = np.int64(S[p, LINK])
+    return died
+
+
+@_inner
+def _evict(
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, seq: int
+) -> int:
+    """Take a response out of the global tree front to back, as the peer does, and free its text.
+
+    States that die at one token still carry edges to those that die at the next: they are freed one
+    token later.
+    """
+    following = np.int64(-1)
+    chunk = Q[seq, Q_LAST]
+    while Q[seq, Q_LEN] > 0 and chunk >= 0:  # turn the list of text chunks round
+        before = np.int64(C[chunk, 1])
+        C[chunk, 1] = following
+        following = chunk
+        chunk = before
+    chunk = following
+    a = R[0, R_ROOT]
     dying = np.int64(0)
-    chunk = Q[seq, Q_FIRST]
-    for position in range(Q[seq, Q_LEN]):
+    length = Q[seq, Q_LEN]
+    for position in range(length):
         offset = position % CHUNK
         token = np.int64(T[chunk * CHUNK + offset])
-        if offset == CHUNK - 1:
-            chunk = np.int64(C[chunk, 1])
-        start = _extendable(S, G, a)
-        new = _find(S, B, start, token)
+        new = _find(S, B, _extendable(S, G, a), token)
         if new < 0:
-            return CORRUPT
-        died = np.int64(0)
-        w = new
-        while w != root:
-            S[w, COUNT] -= 1
-            if S[w, COUNT] == 0:
-                died += 1
-            w = np.int64(S[w, LINK])
-        p = start
-        w = new
-        while p >= 0:
-            length = min(S[p, META] & LEN_MASK, limit) + 1
-            while S[S[w, LINK], META] & LEN_MASK >= length:
-                w = np.int64(S[w, LINK])
-            in_order = ordered and p != root
-            if S[w, COUNT] == 0:
-                _remove(S, B, G, P, H, in_order, p, token)
-            elif p != root:
-                _fall(S, B, P, H, in_order, p, token, w)
-            p = np.int64(S[p, LINK])
+            return -CORRUPT
+        died = _forget(S, B, R, G, P, H, a, new, token)
         _free_states(S, R, G, a, dying)
         dying = died
         a = new
+        if offset == CHUNK - 1 or position == length - 1:
+            done = chunk
+            chunk = np.int64(C[chunk, 1])
+            C[done, 1] = G[G_TFREE]
+            G[G_TFREE] = done
     _free_states(S, R, G, a, dying)
-    if Q[seq, Q_LEN] > 0:
-        C[Q[seq, Q_LAST], 1] = G[G_TFREE]
-        G[G_TFREE] = Q[seq, Q_FIRST]
-    G[G_TOKENS] -= Q[seq, Q_LEN]
+    G[G_TOKENS] -= length
     Q[seq, Q_LEN] = 0
-    Q[seq, Q_ALIVE] = 0
-    return OK
+    return np.int64(0)
+
+
+@_inner
+def _evict_end(
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, seq: int,
+    tokens: Any, states: Any,
+) -> int:
+    """Take the last text chunk of a response out of the global tree; return what is left of it.
+
+    Back to front, so that the tree is that of the shortened response after every call. tokens and
+    states have room for depth + CHUNK + 1 entries.
+    """
+    depth = G[G_DEPTH]
+    length = Q[seq, Q_LEN]
+    last = Q[seq, Q_LAST]
+    count = (length - 1) % CHUNK + 1
+    begin = max(length - count - depth, 0)  # the words that end in the chunk begin here or later
+    chunk = last
+    position = length - 1
+    while position >= begin:
+        tokens[position - begin] = T[chunk * CHUNK + position % CHUNK]
+        if position % CHUNK == 0:
+            chunk = np.int64(C[chunk, 1])
+        position -= 1
+    a = R[0, R_ROOT]
+    states[0] = a
+    for i in range(length - begin):
+        if i >= depth:  # the word so far has no room for one more token
+            a = _extendable(S, G, a)
+        a = _find(S, B, a, np.int64(tokens[i]))
+        if a < 0:
+            return np.int64(-CORRUPT)
+        states[i + 1] = a
+    for i in range(length - begin - 1, length - begin - 1 - count, -1):
+        new = np.int64(states[i + 1])
+        died = _forget(S, B, R, G, P, H, np.int64(states[i]), new, np.int64(tokens[i]))
+        _free_states(S, R, G, new, died)
+    Q[seq, Q_LAST] = C[last, 1]
+    C[last, 1] = G[G_TFREE]
+    G[G_TFREE] = last
+    Q[seq, Q_LEN] = length - count
+    G[G_TOKENS] -= count
+    return length - count
 
 
 @_inner
@@ -1130,7 +1186,8 @@ def run(
     START       begin request handles[0] with response row rows[0] (-1: none) and feed it the prompt
     FEED        append token_ids[0, begin:] to handles[0]; as a response if rows[0] is 1
     STOP        end request handles[0]
-    EVICT       take response row handles[0] out of the global tree
+    EVICT       take up to rows[0] tokens of response row handles[0] out of the global tree, all in
+                exact mode, and return how many are left
     SPECULATE   draft for handles[0] after its own tokens (rows[0] < 0), or after the last rows[0]
                 tokens of token_ids[0], which has `depth` columns
     STEP        append and draft for each of handles[begin:], from rows of token_ids
@@ -1141,19 +1198,27 @@ def run(
     Shapes: handles, rows int64 [n]; token_ids int32 [rows, width]; num_tokens int32 [rows];
     max_tokens int32 [n]; out_tokens int32 [n, k], out_probs float32 [n, k], out_info int32 [3, n],
     out_scores float32 [n]; parents int32 [2, m], scratch int32 [3, m], scratch_probs float32
-    [3, m + 1] with m above depth and k; heap_prob float32 [h], heap int32 [h, 4].
+    [3, m + 1] with m above depth + CHUNK and k; heap_prob float32 [h], heap int32 [h, 4].
     """
     depth = G[G_DEPTH]
     f = np.float32(factor)
     o = np.float32(offset)
     limit_prob = np.float32(min_prob)
     if op == INIT:
-        _new_tree(S, C, R, G, np.int64(0))
+        _new_tree(S, B, C, R, G, np.int64(0))
         return OK
     if op == EVICT:
-        return _evict(S, B, T, C, R, Q, G, P, H, handles[0])
+        left = Q[handles[0], Q_LEN]
+        if P is not None:
+            return _evict(S, B, T, C, R, Q, G, P, H, handles[0])
+        while left > 0 and rows[0] > 0:
+            left = _evict_end(
+                S, B, T, C, R, Q, G, P, H, handles[0], scratch[0], scratch[1]
+            )
+            rows[0] -= CHUNK
+        return left
     if op == STOP:
-        _free_tree(S, B, C, R, G, handles[0])
+        _free_tree(S, C, R, G, handles[0])
         return OK
     if op in (START, FEED):
         tree = handles[0]
@@ -1163,12 +1228,11 @@ def run(
             return -1 - bad
         response = op == FEED and rows[0] == 1
         if op == START:
-            _new_tree(S, C, R, G, tree)
+            _new_tree(S, B, C, R, G, tree)
             seq = rows[0]
             R[tree, R_SEQ] = seq
             if seq >= 0:
                 Q[seq, Q_LEN] = 0
-                Q[seq, Q_ALIVE] = 1
         return _feed(S, B, T, C, R, Q, W, G, P, H, tree, token_ids[0], begin, end, response)
 
     for i in range(begin, len(handles)):
