@@ -8,7 +8,7 @@ rm -rf "$out"
 mkdir -p "$out"
 if [ ! -x "$WORK/venv/bin/vllm-drift" ]; then
     "$PYTHON" -m venv "$WORK/venv" &&
-        "$WORK/venv/bin/python" -m pip install --quiet "$ACTION/packages/compat" "$ACTION/tools/drift-scanner" || exit 2
+        "$WORK/venv/bin/python" -m pip install -qq "$ACTION/packages/compat" "$ACTION/tools/drift-scanner" || exit 2
 fi
 
 if [ -n "$FROM" ]; then

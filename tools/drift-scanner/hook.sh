@@ -7,7 +7,7 @@ environment="$root/.vllm-drift"
 if [ ! -x "$environment/bin/vllm-drift" ]; then
     echo "vllm-drift: installing the scanner, once" >&2
     if ! { python3 -m venv "$environment" &&
-        "$environment/bin/python" -m pip install --quiet "$root/packages/compat" "$root/tools/drift-scanner"; } >&2; then
+        "$environment/bin/python" -m pip install -qq "$root/packages/compat" "$root/tools/drift-scanner"; } >&2; then
         echo "vllm-drift: it could not be installed: see above" >&2
         exit 2
     fi

@@ -484,13 +484,19 @@ class TestPlugin:
         self, index: LocalIndex, open_sources: OpenSources, root: str
     ) -> None:
         files: dict[str, bytes | str] = {f"{root}{k}": v for k, v in self.PLUGIN.items()}
-        extra = {"pyproject.toml": "[project]\n", "setup.py": "x = 1\n", "tests/test_x.py": ""}
+        extra = {
+            "pyproject.toml": "[project]\n",
+            "PKG-INFO": "Name: my-plugin\n",
+            "setup.py": "x = 1\n",
+            "tests/test_x.py": "",
+        }
         index.add_sdist("1.0", {**files, **extra}, dist="my_plugin")
 
         tree = open_sources().load_plugin("my_plugin")
 
         assert sorted(tree.modules()) == ["my_helpers", "my_plugin", "my_plugin.deep.patch"]
         assert tree.extras["pyproject.toml"] == "[project]\n"
+        assert tree.extras["METADATA"] == "Name: my-plugin\n"
 
     def test_from_a_directory(self, open_sources: OpenSources, tmp_path: Path) -> None:
         write_package(tmp_path / "src", self.PLUGIN)

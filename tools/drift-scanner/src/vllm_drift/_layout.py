@@ -12,7 +12,9 @@ from pathlib import PurePosixPath
 
 __all__ = ["EXTRAS", "from_sdist", "from_wheel", "in_package", "in_wheel", "source_roots"]
 
-EXTRAS = frozenset({"METADATA", "entry_points.txt", "pyproject.toml", "setup.py", "setup.cfg"})
+EXTRAS = frozenset(
+    {"METADATA", "PKG-INFO", "entry_points.txt", "pyproject.toml", "setup.py", "setup.cfg"}
+)
 """Base names of the files that say something about a distribution and are kept beside its source."""
 
 _DATA = re.compile(r"[^/]+\.data/(?:purelib|platlib)/")
@@ -69,6 +71,9 @@ def from_sdist(members: Mapping[str, bytes], package: str | None) -> tuple[Files
         for name, data in members.items()
         if "/" not in name and name in EXTRAS
     }
+    if "PKG-INFO" in extras:
+        # An sdist calls its metadata by another name than a wheel does.
+        extras["METADATA"] = extras.pop("PKG-INFO")
     sources = {name: data for name, data in members.items() if name.endswith(".py")}
     files: Files = {}
     for root in source_roots(sources):

@@ -142,8 +142,8 @@ def check(
                 assert plugin is not None
                 declared = infer(plugin, older.open(), package=sources.package)
                 notes = (
-                    f"the surface ({len(declared)} symbols) was inferred from the source of "
-                    f"{plugin.package} {plugin.label}",
+                    f"what {declared.plugin} relies on was inferred from its source "
+                    f"({plugin.label}): {len(declared)} symbol{'s' * (len(declared) != 1)}",
                 )
             parts = _parts(declared, analysis.workers)
             pending = [analysis.compare(part, older, newer, plugin) for part in parts]
