@@ -116,9 +116,10 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(f"The workers draft with {', '.join(sorted(set(report['drafters'])))}.")
     installed, imported = report["arctic_installed"], report["arctic_imported"]
     console.print(f"arctic_inference: installed {installed}, imported {imported}.")
+    rounds = f"medians of {report['rounds']} rounds" if report["rounds"] > 1 else "1 round"
     console.print(
         f"\nWith the suffix drafter {report['speed_ratio']:.2f} times the output tokens/s of no "
-        f"speculation (medians of {report['rounds']} rounds, engines in turn)."
+        f"speculation ({rounds}, engines in turn)."
     )
 
 
@@ -153,7 +154,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     report_file = folder / "report.json"
     report_file.unlink(missing_ok=True)  # an old report must not pass for this run's
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=110)
     try:
         engines = run_rounds(job, options.rounds, folder, console)
     except DemoFailed as failure:
