@@ -359,3 +359,21 @@ def test_a_method_that_moved_to_a_base_class_is_found_there() -> None:
     new = release("2.0", a="from vllm.b import B\nclass C(B): pass\n", b="class B:\n    def work(self): pass\n")
     (finding,) = compare(surface_from(text), old, new)
     assert (finding.verdict, finding.severity) == (Verdict.COMPATIBLE, Severity.INFO)
+
+
+def test_what_is_defined_only_under_a_condition_now_is_a_changed_shape() -> None:
+    text = PATCHED.replace("C.work", "f").replace("patched", "call it")
+    old = release("1.0", a="def f(): pass\n")
+    new = release("2.0", a="if flag:\n    def f(): pass\n")
+    both = release("2.0", a="if flag:\n    def f(): pass\nelse:\n    def f(): pass\n")
+    assert verdicts(compare(surface_from(text), old, new)) == ["changed-shape"]
+    assert verdicts(compare(surface_from(text), old, both)) == ["unchanged"]
+
+
+def test_an_import_that_may_fail_now_is_a_changed_shape_unless_something_stands_in() -> None:
+    gate = MODULES["gate"]
+    line = "from vllm.utils import has_it\n"
+    alone = gate.replace(line, f"if flag:\n    {line}")
+    stands_in = gate.replace(line, f"try:\n    {line}except ImportError:\n    has_it = None\n")
+    assert verdicts(compared("from-import", gate=alone)) == ["changed-shape"]
+    assert verdicts(compared("from-import", gate=stands_in)) == ["unchanged"]

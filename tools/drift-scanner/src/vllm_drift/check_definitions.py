@@ -136,6 +136,9 @@ def _compare_one_function(
         if shim is not None:
             outcomes.append(_with_old(shim, was))
     changes = function_changes(old_function, new_function)
+    if not old_function.condition and new_function.condition == "conditional":
+        runtime = [f for f in new_model.functions(new_function.qualname) if f.condition != "type-checking"]
+        changes += _now_conditional(len(runtime))
     if symbol is not None and (symbol.calls or symbol.replacement is not None):
         if changes:
             outcomes += judge_function_by_use(symbol, old.tree, new.tree)
@@ -182,6 +185,14 @@ def _compare_one_function(
     if outcomes:
         return outcomes
     return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", was, now, target=target)]
+
+
+def _now_conditional(definitions: int) -> list[Change]:
+    """What was always there and now is only under `if` or `try`, with nothing in the other branch."""
+    if definitions > 1:
+        return []
+    words = "it is defined only under a condition now, and may be missing at run time"
+    return [Change(words, Severity.WARNING, kind="condition")]
 
 
 _BINDING = frozenset({"added", "removed", "renamed", "reordered", "required", "optional"})
@@ -526,6 +537,10 @@ def compare_class(symbol: ClassShape, context: Context) -> list[Outcome]:
         *_base_changes(old_cls, new_cls, declared=symbol.bases is not None),
         *_field_changes(symbol, context, before, after),
     ]
+    if not old_cls.condition and new_cls.condition == "conditional":
+        changes += _now_conditional(
+            len([b for b in new_model.bindings(new_cls.qualname) if b.at_runtime])
+        )
     outcomes: list[Outcome] = []
     if changes:
         outcomes.append(of_changes(target, changes, was, now, target=target))

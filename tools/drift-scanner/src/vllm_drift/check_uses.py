@@ -69,6 +69,8 @@ class _Bound:
     """A binding that only a type checker sees, where there is no other."""
     uses: dict[str, _Use]
     """The functions of the module that use the name, by qualified name."""
+    sometimes: bool = False
+    """Bound under `if` or `try` only, once, so that it may be missing at run time."""
 
     @property
     def here(self) -> Location:
@@ -99,7 +101,8 @@ def _bound(view: View, module: str, name: str) -> _Bound | None:
         use = _use(model, function, name)
         if use is not None:
             uses[function.qualname] = use
-    return _Bound(model, binding, source, typing_only, uses)
+    sometimes = binding is not None and bool(binding.condition) and len(runtime) == 1
+    return _Bound(model, binding, source, typing_only, uses, sometimes)
 
 
 def _from_star(view: View, model: ModuleModel, name: str) -> Import | None:
@@ -210,6 +213,7 @@ def compare_from_import(symbol: FromImport, context: Context) -> list[Outcome]:
             outcomes.append(problem)
     if not outcomes and before.binding is not None and before.source != after.source:
         outcomes.append(_other_source(new, symbol, after, was))
+    outcomes += _now_conditional(target, before, after)
     return outcomes or [
         Outcome(Verdict.UNCHANGED, f"{target} is unchanged", was, after.here, target=target)
     ]
@@ -414,6 +418,21 @@ def _reading_problem(
     )
 
 
+def _now_conditional(target: str, before: _Bound, after: _Bound) -> list[Outcome]:
+    if before.sometimes or not after.sometimes:
+        return []
+    return [
+        Outcome(
+            Verdict.CHANGED_SHAPE,
+            f"{target} is bound only under a condition now, and may be missing at run time",
+            before.here,
+            after.here,
+            severity=Severity.WARNING,
+            target=target,
+        )
+    ]
+
+
 def _other_source(
     view: View, symbol: FromImport | ReplacedClass, bound: _Bound, was: Location | None
 ) -> Outcome:
@@ -481,6 +500,7 @@ def compare_replaced_class(symbol: ReplacedClass, context: Context) -> list[Outc
     outcomes = []
     if before.source != after.source:
         outcomes.append(_other_source(new, symbol, after, was))
+    outcomes += _now_conditional(target, before, after)
     for function in symbol.isinstance_in:
         test = _test(old, symbol.module, function, symbol.name)
         if test is not None:

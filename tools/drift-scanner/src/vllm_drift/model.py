@@ -66,9 +66,15 @@ class FactStore:
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache = cache if cache is not None else Cache(None)
         self._blocks: dict[tuple[bytes, bool], Block] = {}
+        self._modules: dict[str, dict[object, object]] = {}
 
     def load(self, digest: str) -> dict[object, object]:
-        """What was stored about the module of that content; empty if nothing was, or not readable."""
+        """What is known about the module of that content, to be added to; empty if nothing is."""
+        if digest not in self._modules:
+            self._modules[digest] = self._read(digest)
+        return self._modules[digest]
+
+    def _read(self, digest: str) -> dict[object, object]:
         data = self._cache.get("facts", f"module {_ENVIRONMENT} {digest}")
         if data is None:
             return {}
