@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vllm_drift.infer_release import Definition, Release, annotation_names
+from vllm_drift.infer_release import Definition, Release, annotation_names, parse_quietly
 from vllm_drift.infer_values import (
     UNKNOWN,
     Bound,
@@ -172,9 +172,8 @@ class Plugin:
 
     def _read(self, dotted: str) -> None:
         text = self.tree.text(dotted)
-        try:
-            tree = ast.parse(text or "")
-        except (SyntaxError, ValueError):
+        tree = parse_quietly(text or "")
+        if tree is None:
             self.unreadable.append(self.tree.path(dotted))
             return
         scope = Scope("module", tree, dotted, "", None)

@@ -9,12 +9,13 @@ which is `None`. This module reads with `ast`; it must not know plugins or surfa
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vllm_drift.tree import SourceTree
 
-__all__ = ["ClassDefinition", "Definition", "Release", "annotation_names"]
+__all__ = ["ClassDefinition", "Definition", "Release", "annotation_names", "parse_quietly"]
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _MAX_DEPTH = 12
@@ -476,9 +477,8 @@ class Release:
         text = self.tree.text(dotted)
         if text is None:
             return None
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError):
+        tree = parse_quietly(text)
+        if tree is None:
             return None
         names: dict[str, list[ast.stmt]] = {}
         stars = []
@@ -498,6 +498,16 @@ _HARMLESS_BASES = frozenset(
     ("object", "ABC", "Protocol", "Generic", "Enum", "IntEnum", "NamedTuple", "TypedDict")
 )
 """Bases that have no members which a plugin could mean."""
+
+
+def parse_quietly(text: str) -> ast.Module | None:
+    """Parse somebody else's source: None where it is none, and no warnings about its style."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError):
+            return None
 
 
 def annotation_names(annotation: ast.expr | None) -> list[str] | None:
