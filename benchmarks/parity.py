@@ -317,6 +317,44 @@ def run_all(
 # -- the report
 
 
+EXPLANATION = """
+Both run through the same operations. Every `speculate` call compares token ids, parents,
+probabilities (float32), score and match length, in path and in tree mode; every other operation
+compares the ids of active and cached requests and, where the peer raises ValueError, type and
+message. Nothing is rounded. `drafter_core.suffix_decoding` is the drop-in cache on the exact mode;
+the reference is the plain restatement of the peer's rules that the tests use where the peer is not
+installed (`packages/drafter-core/tests/reference_peer.py`).
+
+The random operations start, append to, stop and evict six request ids over and over, with depths
+from 1 to 64, caches of 0 to 8 responses or without limit, alphabets from 1 token up, motifs repeated
+for hundreds of tokens, contexts that are the request's own or not, and settings on and beside the
+edges (factors from -1 to 1e10, limits from -1, probabilities from -1 over nan to 1.5). The real
+traces keep half as many responses as there are requests, so that real text is evicted too, and use
+every third request id again.
+
+## What decides between continuations that occur equally often
+
+The peer keeps the continuations of a text in order of falling count, and the order within equal
+counts depends on history: a new one goes last; one whose count rises goes to the end of the group
+above, unless it led its own group, in which case it leads the group above; one whose count falls
+leads the group below. Exact mode follows this. Default mode does not; what that changes in
+acceptance is in [acceptance.md](acceptance.md), what following it costs in
+[bench-core.md](bench-core.md).
+
+In tree mode the order among equal probabilities is that of a binary heap in which a place where the
+text branches or may end waits for a turn of its own before its continuations join.
+
+## What differs on purpose
+
+- `max_spec_tokens=None`, the default, drafts up to `max_tree_depth` tokens; the peer raises
+  AttributeError.
+- Negative token ids and 2**31 - 1 raise ValueError; the peer takes them.
+- A call that raises changes nothing. In the peer, `start_request` with a list that holds something
+  else than ints raises TypeError and leaves the request active but not cached.
+- `max_tree_depth` is at most 4096.
+"""
+
+
 def markdown(runs: dict[str, list[Tally]]) -> str:
     """The committed report."""
     lines = [
@@ -325,9 +363,7 @@ def markdown(runs: dict[str, list[Tally]]) -> str:
         f"Written by `nox -s parity` with {PEER} {version(PEER)} (built from its sdist), Python "
         f"{platform.python_version()}, {platform.machine()}.",
         "",
-        "Every call compares token ids, parents, probabilities (float32), score and match length; "
-        "every operation compares the active and cached request ids and, where the peer raises "
-        "ValueError, its type and message. Nothing is rounded.",
+        EXPLANATION.strip(),
     ]
     for subject, tallies in runs.items():
         lines += ["", f"## {subject}", ""]
