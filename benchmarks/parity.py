@@ -327,11 +327,10 @@ installed (`packages/drafter-core/tests/reference_peer.py`).
 
 The random operations start, append to, stop and evict six request ids over and over, with depths
 from 1 to 64, caches of 0 to 8 responses or without limit, alphabets from 1 token up, motifs
-repeated
-for hundreds of tokens, contexts that are the request's own or not, and settings on and beside the
-edges (factors from -1 to 1e10, limits from -1, probabilities from -1 over nan to 1.5). The real
-traces keep half as many responses as there are requests, so that real text is evicted too, and use
-every third request id again.
+repeated for hundreds of tokens, contexts that are the request's own or not, and settings on and
+beside the edges (factors from -1 to 1e10, limits from -1, probabilities from -1 over nan to 1.5).
+The real traces keep half as many responses as there are requests, so that real text is evicted
+too, and use every third request id again.
 
 ## What decides between continuations that occur equally often
 
