@@ -406,7 +406,7 @@ def test_kernels_that_cannot_be_loaded_stop_the_start_with_the_way_out(monkeypat
     def fail(self):
         raise RuntimeError("LLVM bitcode parsing error")
 
-    monkeypatch.setattr(DraftLoop, "_warm_up", fail)
+    monkeypatch.setattr(DraftLoop, "_try_out", fail)
     with pytest.raises(RuntimeError, match=r"LLVM bitcode.*NUMBA_CACHE_DIR"):
         TokensPerStepProposer(vllm_config())
 

@@ -109,9 +109,11 @@ class DraftLoop:
             "vllm-drafter: preparing the drafter's kernels; the first start on a machine "
             "compiles them, which can take a minute"
         )
-        self._drafter: SuffixDrafter | None = self._new_drafter()
+        self._drafter: SuffixDrafter | None = None
+        started = time.perf_counter()
         try:
-            self.warm_up_seconds = self._warm_up()
+            self._try_out()
+            self._drafter = self._new_drafter()
         except Exception as error:
             raise RuntimeError(
                 "vllm-drafter: the drafter's kernels cannot be compiled or loaded here "
@@ -119,6 +121,7 @@ class DraftLoop:
                 "remove them, or set NUMBA_CACHE_DIR to an empty directory; "
                 "`vllm-drafter doctor` says where they are kept."
             ) from error
+        self.warm_up_seconds = time.perf_counter() - started
 
     # --- one step -----------------------------------------------------------
 
@@ -305,23 +308,20 @@ class DraftLoop:
             max_cached_requests=self.settings.max_cached_requests,
         )
 
-    def _warm_up(self) -> float:
-        """Compile what a step calls, on a request of no meaning; returns seconds."""
-        started = time.perf_counter()
+    def _try_out(self) -> None:
+        """Compile, or load, what steps call, and take some on a request of no meaning."""
         token_ids = np.tile(np.arange(8, dtype=np.int32), (1, 8))
         num_tokens = np.full(1, 32, dtype=np.int32)
         row = np.zeros(1, dtype=np.int64)
         max_tokens = np.full(1, 4, dtype=np.int32)
-        kept, self._drafter = self._drafter, self._new_drafter()
-        try:
-            for prompt_length in (16, 12):
-                for length in (24, 32):
-                    num_tokens[0] = length
-                    self._step(
-                        _Step(["warm-up"], row, [prompt_length], token_ids, num_tokens, max_tokens)
-                    )
-            self._forget("warm-up")
-        finally:
-            self._requests.clear()
-            self._drafter = kept
-        return time.perf_counter() - started
+        self._drafter = self._new_drafter()
+        # The second prompt is shorter: the request is started over.
+        for prompt_length in (16, 12):
+            for length in (24, 32):
+                num_tokens[0] = length
+                self._step(
+                    _Step(["try-out"], row, [prompt_length], token_ids, num_tokens, max_tokens)
+                )
+        self._forget("try-out")
+        if self.faults:
+            raise RuntimeError("the drafter refused a request that it must take")
