@@ -25,6 +25,7 @@ from vllm_drift.facts import AttributeUse, Call, Function, Import
 from vllm_drift.findings import Location, Severity, Verdict
 from vllm_drift.judging import Context, Outcome, View, body_outcome, lost, of_changes
 from vllm_drift.model import Binding, ModuleModel
+from vllm_drift.resolve import preferred
 from vllm_drift.shapes import CallShape, binding_problem, call_changes
 
 __all__ = [
@@ -86,7 +87,7 @@ def _bound(view: View, module: str, name: str) -> _Bound | None:
         return None
     bindings = model.bindings(name)
     runtime = [b for b in bindings if b.at_runtime]
-    binding = ([b for b in runtime if not b.condition] or runtime or [None])[-1]
+    binding = next(iter(preferred(tuple(runtime))), None)
     source = module
     if binding is not None and isinstance(binding.fact, Import):
         source = model.imported_from(binding.fact)

@@ -17,7 +17,7 @@ from vllm_drift.findings import Location
 from vllm_drift.model import Binding, FactStore, ModuleModel, load_module
 from vllm_drift.tree import SourceTree
 
-__all__ = ["Member", "Resolution", "Resolver"]
+__all__ = ["Member", "Resolution", "Resolver", "preferred"]
 
 _KNOWN_OUTSIDE = frozenset(
     "object ABC Generic Protocol NamedTuple TypedDict Enum IntEnum StrEnum IntFlag Flag str int float tuple "
@@ -143,7 +143,7 @@ class Resolver:
         if not bindings:
             return self._unbound(model, parts, typing, hops, seen)
         outcomes = [
-            self._follow(model, binding, rest, typing, hops, seen) for binding in _preferred(bindings)
+            self._follow(model, binding, rest, typing, hops, seen) for binding in preferred(bindings)
         ]
         return next((o for o in outcomes if o.found), outcomes[0])
 
@@ -441,7 +441,7 @@ def _own_member(model: ModuleModel, owner: str, name: str) -> Member | None:
     return None
 
 
-def _preferred(bindings: tuple[Binding, ...]) -> list[Binding]:
+def preferred(bindings: tuple[Binding, ...]) -> list[Binding]:
     """Bindings in the order in which to try them: unconditional ones first, the last one of those;
     then conditional ones in source order, `None` placeholders at the end.
     """
