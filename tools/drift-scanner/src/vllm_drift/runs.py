@@ -343,7 +343,10 @@ def _read(
     step: Step | None,
 ) -> Iterator[_Release]:
     """Read the releases, several at a time, and yield them in their order."""
-    with ThreadPoolExecutor(min(_DOWNLOADS, len(candidates))) as threads:
+    with ThreadPoolExecutor(min(_DOWNLOADS, len(candidates)) + 1) as threads:
+        if not analysis.parallel and any(not sources.cached_pack(c) for c in candidates):
+            # It takes as long as the network does, and would otherwise come after it.
+            threads.submit(_preload)
         pending = [
             threads.submit(_read_one, sources, candidate, analysis, assumed)
             for candidate in candidates
@@ -502,7 +505,9 @@ def _analysis(
 
 
 def _preload() -> None:
-    import vllm_drift.compare  # noqa: F401 - what every task of the process will need
+    """Import what every analysis needs."""
+    import vllm_drift.compare
+    import vllm_drift.scan  # noqa: F401
 
 
 def _keep(
