@@ -140,11 +140,11 @@ def beneath(owner: Owner, name: str, patch: Any) -> Any:
     stack = _stacks.get((id(owner), name))
     value: Any = MISSING
     if stack is not None:
-        places = [place for place, layer in enumerate(stack.layers) if layer.patch is patch]
-        if places:
-            value = stack.layers[places[0] - 1].value if places[0] else stack.base
-        else:
-            value = stack.top
+        value = stack.base
+        for layer in stack.layers:
+            if layer.patch is patch:
+                break
+            value = layer.value
     else:
         value = vars(owner).get(name, MISSING)
     if value is MISSING and isinstance(owner, type):

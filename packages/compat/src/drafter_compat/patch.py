@@ -188,7 +188,7 @@ class PatchSpec:
     """Further symbols that the patch relies on, for the surface manifest."""
 
 
-_RESERVED = {"spec", "original", "apply", "revert"}
+_RESERVED = {"spec", "original", "apply", "revert", "_owner", "_target"}
 _CLASS_MACHINERY = {
     "__module__",
     "__qualname__",
@@ -224,6 +224,8 @@ class Patch(Generic[Target]):
     spec: ClassVar[PatchSpec]
     _target: ClassVar[object] = None
     _is_base: ClassVar[bool] = True
+    _owner: ClassVar[type | ModuleType | None] = None
+    """The target while the patch lies over it: an engine may call `original` at every step."""
 
     def __class_getitem__(cls, target: object) -> Any:
         if isinstance(target, TypeVar):
@@ -253,7 +255,7 @@ class Patch(Generic[Target]):
         Of a classmethod or staticmethod it is the plain function, of a property the property.
         Raises AttributeError if there was nothing.
         """
-        owner = cls.spec.target.resolve()
+        owner = cls._owner if cls._owner is not None else cls.spec.target.resolve()
         raw = _layers.beneath(owner, name, cls)
         if raw is MISSING:
             raise AttributeError(f"{cls.spec.target} had no {name!r} before {cls.spec.name}")
@@ -350,6 +352,7 @@ class AppliedPatch:
 
     def revert(self) -> list[str]:
         """Take every layer off; return the places that something else changed, left alone."""
+        self.patch._owner = None
         foreign = []
         for owner, name, layer in reversed(self.layers):
             if _layers.remove_layer(owner, name, layer) is not MISSING:
@@ -427,6 +430,7 @@ def lay_over(patch: type[Patch], warn: Callable[[str], None]) -> AppliedPatch:
     except BaseException:
         AppliedPatch(patch, tuple(done)).revert()
         raise
+    patch._owner = owner
     return AppliedPatch(patch, tuple(done))
 
 
