@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pypi_simple import PyPISimple
+from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple
 from remotezip import RemoteZip
 
 from drafter_compat.check import check_surface
@@ -47,7 +47,7 @@ def fetch(version: str, url: str, folder: Path) -> Path:
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The source directories of the releases."""
     folder = tmp_path_factory.mktemp("vllm")
-    with PyPISimple(os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple/")) as index:
+    with PyPISimple(os.environ.get("PIP_INDEX_URL", PYPI_SIMPLE_ENDPOINT)) as index:
         packages = index.get_project_page("vllm").packages
     urls = {
         package.version: package.url

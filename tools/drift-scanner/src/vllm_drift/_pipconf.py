@@ -9,20 +9,24 @@ import configparser
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["DEFAULT_INDEX_URL", "IndexSettings", "read_pip_settings"]
+__all__ = ["IndexSettings", "default_index_url", "read_pip_settings"]
 
-DEFAULT_INDEX_URL = "https://pypi.org/simple"
-"""What pip uses where nothing is configured."""
+
+def default_index_url() -> str:
+    """The simple index that pip uses where nothing is configured."""
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT  # slow to import, and only the index needs it
+
+    return PYPI_SIMPLE_ENDPOINT.rstrip("/")
 
 
 @dataclass(frozen=True)
 class IndexSettings:
     """The part of pip's configuration that says where packages come from."""
 
-    index_urls: tuple[str, ...] = (DEFAULT_INDEX_URL,)
+    index_urls: tuple[str, ...] = field(default_factory=lambda: (default_index_url(),))
     """The index and the extra indexes; empty with `no-index`."""
     find_links: tuple[str, ...] = ()
     """Directories, `file:` URLs or pages of links."""
@@ -67,7 +71,7 @@ def _settings(values: Mapping[str, str]) -> IndexSettings:
     if values.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
         urls: list[str] = []
     else:
-        urls = [values.get("index-url", values.get("pypi-url", DEFAULT_INDEX_URL))]
+        urls = [values.get("index-url") or values.get("pypi-url") or default_index_url()]
         urls += values.get("extra-index-url", "").split()
     try:
         timeout = float(values.get("timeout", values.get("default-timeout", "15")))
