@@ -58,7 +58,7 @@ def _edges(tables, v: int) -> list[tuple[int, int]]:
         size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
         first = block + (size_class > k.SMALL)
         pairs = tables.blocks[first : first + (1 << size_class)]
-        edges += [(int(t), int(d)) for t, d in pairs if t >= 0]
+        edges += [(int(t), int(d)) for t, d in pairs[:, :2] if t >= 0]
         assert len(edges) > 1, "an empty block"
     return edges
 
@@ -148,13 +148,13 @@ def _check_block(tables, v: int, root: int, held: int) -> None:
                 "a bound below a count"
             )
     if tables.header[k.G_EXACT] and v != root:
-        pair, before, order = int(tables.state_order[v, 0]), -1, []
+        pair, before, order = int(tables.states[v, k.HEAD]), -1, []
         while pair >= 0:
             assert len(order) <= held, "a loop in the order of siblings"
-            assert tables.pair_order[pair, 0] == before
+            assert tables.blocks[pair, k.BEFORE] == before
             order.append(int(tables.states[tables.blocks[pair, 1], k.COUNT]))
-            before, pair = pair, int(tables.pair_order[pair, 1])
-        assert tables.state_order[v, 1] == before
+            before, pair = pair, int(tables.blocks[pair, k.AFTER])
+        assert tables.states[v, k.TAIL] == before
         assert len(order) == held, "the order of siblings misses some"
         assert order == sorted(order, reverse=True), "siblings out of order"
 

@@ -23,8 +23,7 @@ Arrays
     Q      int64 [sequences, 2]  last text chunk and length of each response in the global tree
     W      int32 [trees, depth]  the last tokens that each request was given, right-aligned
     G      int64 [64]            sizes, free lists, counters
-    P      int32 [pairs, 2]      exact mode: pair before and after in the order of siblings, or None
-    H      int32 [states, 2]     exact mode: first and last pair in the order of siblings, or None
+    P, H                         B and S in exact mode, where they have two columns more; or None
 
 What keeps compiling short: one entry point (`run`), helpers without Python wrappers and without
 reference counts, and int64 for every scalar, so that each helper is compiled once. Numba drops the
@@ -50,6 +49,10 @@ from numba import njit
 # fields of S
 LINK, COUNT, TOK, DST, BLK, META = 0, 1, 2, 3, 4, 5
 STATE_FIELDS = 6
+HEAD, TAIL = 6, 7  # exact mode: first and last pair in the order of siblings
+
+# fields of B: token, state
+BEFORE, AFTER = 2, 3  # exact mode: pair before and after in the order of siblings
 LEN_MASK = 0xFFFF
 CLASS_SHIFT = 16
 
@@ -177,32 +180,32 @@ def _put(B: Any, block: int, size_class: int, token: int, state: int) -> int:
 @_inner
 def _link_after(P: Any, H: Any, v: int, i: int, j: int) -> None:
     """Put pair i behind pair j in the order of v's siblings; behind the first edge for j = -1."""
-    following = P[j, 1] if j >= 0 else H[v, 0]
-    P[i, 0] = j
-    P[i, 1] = following
+    following = P[j, AFTER] if j >= 0 else H[v, HEAD]
+    P[i, BEFORE] = j
+    P[i, AFTER] = following
     if j >= 0:
-        P[j, 1] = i
+        P[j, AFTER] = i
     else:
-        H[v, 0] = i
+        H[v, HEAD] = i
     if following >= 0:
-        P[following, 0] = i
+        P[following, BEFORE] = i
     else:
-        H[v, 1] = i
+        H[v, TAIL] = i
 
 
 @_inner
 def _unlink(P: Any, H: Any, v: int, i: int) -> None:
     """Take pair i out of the order of v's siblings."""
-    before = P[i, 0]
-    after = P[i, 1]
+    before = P[i, BEFORE]
+    after = P[i, AFTER]
     if before >= 0:
-        P[before, 1] = after
+        P[before, AFTER] = after
     else:
-        H[v, 0] = after
+        H[v, HEAD] = after
     if after >= 0:
-        P[after, 0] = before
+        P[after, BEFORE] = before
     else:
-        H[v, 1] = before
+        H[v, TAIL] = before
 
 
 @_inner
@@ -212,18 +215,18 @@ def _move_pair(B: Any, P: Any, H: Any, ordered: bool, v: int, i: int, j: int) ->
     B[j, 1] = B[i, 1]
     if P is not None:
         if ordered:
-            before = P[i, 0]
-            after = P[i, 1]
-            P[j, 0] = before
-            P[j, 1] = after
+            before = P[i, BEFORE]
+            after = P[i, AFTER]
+            P[j, BEFORE] = before
+            P[j, AFTER] = after
             if before >= 0:
-                P[before, 1] = j
+                P[before, AFTER] = j
             else:
-                H[v, 0] = j
+                H[v, HEAD] = j
             if after >= 0:
-                P[after, 0] = j
+                P[after, BEFORE] = j
             else:
-                H[v, 1] = j
+                H[v, TAIL] = j
 
 
 @_inner
@@ -272,13 +275,13 @@ def _resize(
     new = _new_block(B, G, new_class)
     if P is not None:
         if ordered:
-            i = np.int64(H[v, 0])
-            H[v, 0] = -1
-            H[v, 1] = -1
+            i = np.int64(H[v, HEAD])
+            H[v, HEAD] = -1
+            H[v, TAIL] = -1
             while i >= 0:
                 j = _put(B, new, new_class, np.int64(B[i, 0]), np.int64(B[i, 1]))
-                _link_after(P, H, v, j, np.int64(H[v, 1]))
-                i = np.int64(P[i, 1])
+                _link_after(P, H, v, j, np.int64(H[v, TAIL]))
+                i = np.int64(P[i, AFTER])
     if not ordered:
         first = old + (1 if old_class > SMALL else 0)
         for i in range(first, first + (1 << old_class)):
@@ -324,8 +327,8 @@ def _add(
         S[v, META] &= LEN_MASK
         if P is not None:
             if ordered:
-                H[v, 0] = -1
-                H[v, 1] = -1
+                H[v, HEAD] = -1
+                H[v, TAIL] = -1
     else:
         grown = size_class
         if size_class > SMALL:
@@ -340,7 +343,7 @@ def _add(
     i = _put(B, block, size_class, token, state)
     if P is not None:
         if ordered:
-            _link_after(P, H, v, i, np.int64(H[v, 1]))
+            _link_after(P, H, v, i, np.int64(H[v, TAIL]))
 
 
 @_inner
@@ -418,14 +421,14 @@ def _rise(
             if count == 1:  # new, and last already
                 return
             i = _slot(B, block, size_class, token)
-            j = np.int64(P[i, 0])
+            j = np.int64(P[i, BEFORE])
             above = np.int64(S[B[j, 1], COUNT]) if j >= 0 else top
             passed = count - 1 if above == count - 1 else count
             while j >= 0 and S[B[j, 1], COUNT] == passed:
-                j = np.int64(P[j, 0])
+                j = np.int64(P[j, BEFORE])
             if j < 0 and top == passed:
                 _link_after(P, H, v, _make_first(S, B, P, H, ordered, v, i), np.int64(-1))
-            elif j != P[i, 0]:
+            elif j != P[i, BEFORE]:
                 _unlink(P, H, v, i)
                 _link_after(P, H, v, i, j)
             return
@@ -453,21 +456,21 @@ def _fall(
         if ordered:
             j = np.int64(-1)
             if is_first:
-                following = np.int64(H[v, 0])
+                following = np.int64(H[v, HEAD])
                 if S[B[following, 1], COUNT] != count + 1:
                     return
                 i = _make_first(S, B, P, H, ordered, v, following)
-                following = np.int64(H[v, 0])
+                following = np.int64(H[v, HEAD])
             else:
                 i = _slot(B, block, S[v, META] >> CLASS_SHIFT, token)
-                j = np.int64(P[i, 0])
-                following = np.int64(P[i, 1])
+                j = np.int64(P[i, BEFORE])
+                following = np.int64(P[i, AFTER])
                 if following < 0 or S[B[following, 1], COUNT] != count + 1:
                     return
                 _unlink(P, H, v, i)
             while following >= 0 and S[B[following, 1], COUNT] == count + 1:
                 j = following
-                following = np.int64(P[j, 1])
+                following = np.int64(P[j, AFTER])
             _link_after(P, H, v, i, j)
             return
     if not is_first:
@@ -497,7 +500,7 @@ def _remove(
         i = np.int64(-1)
         if P is not None:
             if ordered:
-                i = np.int64(H[v, 0])
+                i = np.int64(H[v, HEAD])
         if not ordered:
             i = _best_pair(S, B, v)
         S[v, TOK] = B[i, 0]
@@ -581,14 +584,14 @@ def _split(
     if P is not None:
         if ordered and block >= 0:
             shift = copy - block
-            H[r, 0] = H[q, 0] + shift
-            H[r, 1] = H[q, 1] + shift
+            H[r, HEAD] = H[q, HEAD] + shift
+            H[r, TAIL] = H[q, TAIL] + shift
             if shift != 0:
-                i = np.int64(H[q, 0])
+                i = np.int64(H[q, HEAD])
                 while i >= 0:
-                    P[i + shift, 0] = P[i, 0] + shift if P[i, 0] >= 0 else -1
-                    P[i + shift, 1] = P[i, 1] + shift if P[i, 1] >= 0 else -1
-                    i = np.int64(P[i, 1])
+                    P[i + shift, BEFORE] = P[i, BEFORE] + shift if P[i, BEFORE] >= 0 else -1
+                    P[i + shift, AFTER] = P[i, AFTER] + shift if P[i, AFTER] >= 0 else -1
+                    i = np.int64(P[i, AFTER])
     while p >= 0 and _redirect(S, B, p, token, q, r):
         p = np.int64(S[p, LINK])
     return r
@@ -1022,9 +1025,9 @@ def _draft_tree(
                     _push(heap_prob, heap, size, child_prob, d, length + 1, following, parent)
                     size += 1
                     if pair >= 0:
-                        pair = np.int64(P[pair, 1])
+                        pair = np.int64(P[pair, AFTER])
                     else:
-                        pair = np.int64(H[state, 0]) if S[state, BLK] >= 0 else np.int64(-1)
+                        pair = np.int64(H[state, HEAD]) if S[state, BLK] >= 0 else np.int64(-1)
                     if pair < 0:
                         break
                     following = np.int64(B[pair, 0])

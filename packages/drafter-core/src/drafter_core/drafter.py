@@ -165,17 +165,17 @@ class SuffixDrafter:
         tokens = min(memory // 4, _MAX_ROWS) // k.CHUNK * k.CHUNK
         ordered = 1 if self._exact else 0
         header = np.zeros(k.HEADER_FIELDS, np.int64)
+        extra = 2 * ordered  # columns for the order of siblings
         self._tables = _Tables(
-            states=reserve(states, k.STATE_FIELDS, np.int32),
-            blocks=reserve(pairs, 2, np.int32),
+            ordered=self._exact,
+            states=reserve(states, k.STATE_FIELDS + extra, np.int32),
+            blocks=reserve(pairs, 2 + extra, np.int32),
             texts=reserve(tokens, 0, np.int32),
             chunks=reserve(max(states, tokens) // k.CHUNK, 2, np.int32),
             trees=reserve(_MAX_REQUESTS, k.TREE_FIELDS, np.int64),
             sequences=reserve(_MAX_SEQUENCES, k.SEQ_FIELDS, np.int64),
             windows=reserve(_MAX_REQUESTS, depth, np.int32),
             header=header,
-            pair_order=reserve(pairs, 2, np.int32) if self._exact else None,
-            state_order=reserve(states, 2, np.int32) if self._exact else None,
         )
         header[k.G_DEPTH] = depth
         header[k.G_EXACT] = ordered
@@ -575,9 +575,8 @@ class SuffixDrafter:
         tables = self._tables
         before = tables.all
         try:
-            grown = {
-                name: _doubled(getattr(tables, name))
-                for name in tables.growing(self._exact)
+            grown: dict[str, Any] = {
+                name: _doubled(getattr(tables, name)) for name in tables.growing()
             }
         except MemoryError as error:
             raise CapacityExhausted(
@@ -611,22 +610,20 @@ class _Tables:
     sequences: NDArray[np.int64]
     windows: NDArray[np.int32]
     header: NDArray[np.int64]
-    pair_order: NDArray[np.int32] | None
-    state_order: NDArray[np.int32] | None
+    ordered: bool
 
     @cached_property
     def all(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
         """The arrays as arguments."""
         return (
             self.states, self.blocks, self.texts, self.chunks, self.trees, self.sequences,
-            self.windows, self.header, self.pair_order, self.state_order,
+            self.windows, self.header,
+            self.blocks if self.ordered else None, self.states if self.ordered else None,
         )  # fmt: skip
 
-    def growing(self, ordered: bool) -> list[str]:
+    def growing(self) -> list[str]:
         """The names of the tables that may double."""
         names = ["states", "blocks", "texts", "chunks"]
-        if ordered:
-            names += ["pair_order", "state_order"]
         return [name for name in names if 2 * len(getattr(self, name)) <= _MAX_ROWS]
 
 
