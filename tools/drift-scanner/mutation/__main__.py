@@ -1,11 +1,12 @@
 """How good is the scanner? Change real modules of a release mechanically, and count.
 
-    python tools/drift-scanner/mutation --release 0.33.0 --modules 60 --output docs/drift/mutation.md
+    python tools/drift-scanner/mutation --release 0.33.0 --modules 60 --output
+    docs/drift/mutation.md
 
 Fetches the release from the index that pip is set up with, picks modules and symbols with a seed,
-changes one thing at a time, and compares the changed release with the real one. A change that breaks
-a plugin must be detected; a meaningless one must give nothing. Ends with 1 where less than 99 % are
-detected or one meaningless change gives a finding.
+changes one thing at a time, and compares the changed release with the real one. A change that
+breaks a plugin must be detected; a meaningless one must give nothing. Ends with 1 where less than
+99 % are detected or one meaningless change gives a finding.
 """
 
 from __future__ import annotations
@@ -21,22 +22,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from drafter_compat.surface import Surface, Symbol
 from edits import Source
 from mutators import MEANINGLESS, SAME, Mutant, mutants_of
 from subjects import Subject, subjects_of
 
+from drafter_compat.surface import Surface, Symbol
 from vllm_drift.cache import Cache, default_cache_dir
 from vllm_drift.compare import compare_surface
-from vllm_drift.findings import Finding, Severity, Verdict
+from vllm_drift.findings import Finding, Severity
 from vllm_drift.scan import scan_surface
 from vllm_drift.sources import Sources
 from vllm_drift.tree import SourceTree
 
 ALWAYS = (
-    "vllm.v1.worker.gpu_model_runner",
     "vllm.config.speculative",
-    "vllm.engine.arg_utils",
     "vllm.v1.engine.core",
     "vllm.v1.worker.gpu_input_batch",
     "vllm.plugins",
@@ -62,26 +61,32 @@ class Overlay(SourceTree):
         return self._changed if dotted in self._changed else self._base
 
     def modules(self) -> Iterator[str]:
+        """The base's modules and the new ones."""
         return iter(dict.fromkeys((*self._base.modules(), *self._changed.modules())))
 
     def __contains__(self, dotted: object) -> bool:
         return dotted in self._base or dotted in self._changed
 
     def data(self, dotted: str) -> bytes | None:
+        """The changed bytes where there are some."""
         return self._of(dotted).data(dotted)
 
     def path(self, dotted: str) -> str:
+        """As in the base, where it has the module."""
         if dotted in self._base:
             return self._base.path(dotted)
         return self._changed.path(dotted)
 
     def is_package(self, dotted: str) -> bool:
+        """As in the base."""
         return self._base.is_package(dotted) if dotted in self._base else False
 
     def digest(self, dotted: str) -> str:
+        """Of the changed bytes where there are some."""
         return self._of(dotted).digest(dotted)
 
     def files_containing(self, *substrings: str, any_of: bool = False) -> list[str]:
+        """As in `SourceTree`, of the changed bytes where there are some."""
         found = self._base.files_containing(*substrings, any_of=any_of)
         kept = [m for m in found if m not in self._changed]
         return kept + self._changed.files_containing(*substrings, any_of=any_of)
@@ -105,11 +110,19 @@ class Score:
 
 def main() -> int:
     """Run the test and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--release", default="0.33.0", help="the release to change (default 0.33.0)")
-    parser.add_argument("--modules", type=int, default=60, help="how many modules to pick (default 60)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--release", default="0.33.0", help="the release to change (default 0.33.0)"
+    )
+    parser.add_argument(
+        "--modules", type=int, default=60, help="how many modules to pick (default 60)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which modules and symbols (default 0)")
-    parser.add_argument("--output", type=Path, help="where to write the report (default: the terminal)")
+    parser.add_argument(
+        "--output", type=Path, help="where to write the report (default: the terminal)"
+    )
     parser.add_argument("--verbose", action="store_true", help="print every mutant that went wrong")
     options = parser.parse_args()
     started = time.perf_counter()
@@ -228,7 +241,9 @@ def _judge_meaningless(
             silent = bool(mine) and {f.verdict.value for f in mine} <= SAME
             score.right += silent
             if not silent:
-                words = "; ".join(f"{f.verdict.value} {f.message[:160]} {f.detail[:200]}" for f in mine)
+                words = "; ".join(
+                    f"{f.verdict.value} {f.message[:160]} {f.detail[:200]}" for f in mine
+                )
                 score.wrong.append(f"{symbol.id}: {words}")
         surface = Surface("mutants", tree.package, ">=0", tuple(concerned))
         alarmed = {f.symbol for f in _alarms(scan_surface(surface, changed))}
@@ -261,20 +276,26 @@ def _report(
         "# Mutation test of the scanner",
         "",
         f"{len(chosen)} modules of vLLM {tree.label}, fetched from the package index, and "
-        f"{sum(subjects.values())} symbols of them, picked with seed {options.seed}. Each symbol's shape was "
-        "written down with `ast`, apart from the scanner; then one thing at a time was changed in the source, "
+        f"{sum(subjects.values())} symbols of them, picked with seed {options.seed}. Each "
+        "symbol's shape was "
+        "written down with `ast`, apart from the scanner; then one thing at a time was changed "
+        "in the source, "
         "and the changed release compared with the real one.",
         "",
         f"- **{detected} of {applied}** changes that break a plugin were detected "
-        f"(**{detected / max(applied, 1):.2%}**); {named} ({named / max(applied, 1):.2%}) under a verdict that "
+        f"(**{detected / max(applied, 1):.2%}**); {named} ({named / max(applied, 1):.2%}) under "
+        "a verdict that "
         "names the change. A scan of the changed release alone, against the declared shapes, "
         f"detected {alone} ({alone / max(applied, 1):.2%}).",
         f"- **{alarms} false alarms** in {harmless} meaningless changes.",
         "",
-        "Detected: at least one finding that is an error or a warning. False alarm: any finding but "
-        "`unchanged` (and `compatible`, where something optional was added or a name is handed on).",
+        "Detected: at least one finding that is an error or a warning. False alarm: any finding "
+        "but "
+        "`unchanged` (and `compatible`, where something optional was added or a name is handed "
+        "on).",
         "",
-        f"    python tools/drift-scanner/mutation --release {tree.label} --modules {options.modules} "
+        f"    python tools/drift-scanner/mutation --release {tree.label} --modules "
+        f"{options.modules} "
         f"--seed {options.seed} --output docs/drift/mutation.md",
         "",
         "| symbols | number |",
@@ -288,7 +309,8 @@ def _report(
         if score.breaks:
             verdicts = ", ".join(f"`{v}` {n}" for v, n in score.verdicts.most_common())
             lines.append(
-                f"| {name} | {score.applied} | {score.right} | {score.named} | {score.scan_right} | {verdicts} |"
+                f"| {name} | {score.applied} | {score.right} | {score.named} | "
+                f"{score.scan_right} | {verdicts} |"
             )
     lines += [
         "",
@@ -301,16 +323,21 @@ def _report(
             lines.append(
                 f"| {name} | {score.applied} | {score.right} | {score.scan_right} | {verdicts} |"
             )
-    missed = [f"- {name}: {line}" for name, s in sorted(scores.items()) for line in s.wrong if s.applied != s.right]
+    missed = [
+        f"- {name}: {line}"
+        for name, s in sorted(scores.items())
+        for line in s.wrong
+        if s.applied != s.right
+    ]
     if missed:
         lines += ["", "## What went wrong", "", *missed[:40]]
     lines += [
         "",
-        "What a scan alone cannot see: what the surface does not declare (a return annotation, a required "
+        "What a scan alone cannot see: what the surface does not declare (a return annotation, a "
+        "required "
         "field that is new), and a binding that turned lazy, which a declaration allows.",
         "",
     ]
-    assert seconds > 0 and Verdict
     return "\n".join(lines)
 
 

@@ -1,4 +1,5 @@
-"""Mechanical edits of Python source, by the positions that `ast` gives. Knows nothing of the scanner.
+"""Mechanical edits of Python source, by the positions that `ast` gives. Knows nothing of the
+scanner.
 
 Everything works on bytes, because `ast` counts columns in UTF-8 bytes.
 """
@@ -97,7 +98,9 @@ def parameters_span(source: Source, node: Function) -> tuple[int, int]:
     start = source.data.index(b"(", start) + 1
     depth, position = 1, start
     body = node.body[0]
-    stop = source.starts[min([body.lineno, *(d.lineno for d in getattr(body, "decorator_list", ()))]) - 1]
+    stop = source.starts[
+        min([body.lineno, *(d.lineno for d in getattr(body, "decorator_list", ()))]) - 1
+    ]
     stop = max(stop, source.span(body)[0])
     for kind, text, at in _lexemes(source.data[start:stop].decode()):
         if kind == tokenize.OP and text in "([{":
@@ -121,7 +124,11 @@ def _lexemes(text: str) -> Iterator[tuple[int, str, int]]:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             row, column = token.start
             if row <= len(lines):
-                yield token.type, token.string, starts[row - 1] + len(lines[row - 1][:column].encode())
+                yield (
+                    token.type,
+                    token.string,
+                    starts[row - 1] + len(lines[row - 1][:column].encode()),
+                )
     except (tokenize.TokenError, IndentationError, SyntaxError):
         return
 
@@ -132,7 +139,9 @@ def with_parameters(source: Source, node: Function, arguments: ast.arguments) ->
     return source.edited((start, end, ast.unparse(arguments)))
 
 
-def with_call(source: Source, call: ast.Call, args: list[str], keywords: list[tuple[str, str]]) -> bytes:
+def with_call(
+    source: Source, call: ast.Call, args: list[str], keywords: list[tuple[str, str]]
+) -> bytes:
     """The data with a call's arguments replaced by these texts."""
     parts = [*args, *(f"{k}={v}" if k != "**" else f"**{v}" for k, v in keywords)]
     _, start = source.span(call.func)
@@ -166,7 +175,7 @@ def wrapped(source: Source, node: ast.stmt, header: str) -> bytes:
 
 def _indented(text: str) -> str:
     """The text four columns further in; the inside of strings is left alone."""
-    inside = set()
+    inside: set[int] = set()
     for token in _tokens(text):
         if token.type == tokenize.STRING or "FSTRING" in tokenize.tok_name[token.type]:
             inside.update(range(token.start[0] + 1, token.end[0] + 1))
@@ -192,7 +201,8 @@ def _tokens(text: str) -> list[tokenize.TokenInfo]:
     return found
 
 
-# meaningless edits of whole modules -----------------------------------------------------------------
+# meaningless edits of whole modules
+# -----------------------------------------------------------------
 
 
 def reformatted(source: Source) -> bytes:
@@ -201,15 +211,21 @@ def reformatted(source: Source) -> bytes:
 
 
 def commented(source: Source) -> bytes:
-    """A comment and a blank line in front of every statement of the module and of its definitions."""
+    """A comment and a blank line in front of every statement of the module and of its
+    definitions.
+    """
     edits = []
     for node in ast.walk(source.tree):
         for name in ("body", "orelse", "finalbody"):
-            for statement in getattr(node, name, []) if not isinstance(node, (ast.Lambda, ast.IfExp)) else []:
+            for statement in (
+                getattr(node, name, []) if not isinstance(node, (ast.Lambda, ast.IfExp)) else []
+            ):
                 start, _ = source.lines(statement)
                 indent = " " * statement.col_offset
                 before = source.data[start : source.span(statement)[0]]
-                if before.strip(b" \t") in (b"", b"@") or getattr(statement, "decorator_list", None):
+                if before.strip(b" \t") in (b"", b"@") or getattr(
+                    statement, "decorator_list", None
+                ):
                     edits.append((start, start, f"\n{indent}# def other(): pass\n"))
     unique = {start: (start, end, text) for start, end, text in edits}
     return source.edited(*unique.values())
@@ -280,7 +296,9 @@ def reordered_definitions(source: Source) -> bytes:
     tree = ast.parse(source.data)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            methods = [n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            methods = [
+                n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+            ]
             names = [m.name for m in methods]
             if len(set(names)) != len(names) or any(m.decorator_list for m in methods):
                 continue

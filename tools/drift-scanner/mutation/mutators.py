@@ -11,8 +11,12 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import edits
+from edits import Function, Source
+from subjects import Subject
+
 from drafter_compat.surface import (
     Anchor,
     Attributes,
@@ -26,8 +30,6 @@ from drafter_compat.surface import (
     ReplacedClass,
     Symbol,
 )
-from edits import Function, Source
-from subjects import Subject
 
 Files = dict[str, bytes]
 """Changed or added modules, by dotted name."""
@@ -55,7 +57,9 @@ class Mutant:
 
 
 def mutants_of(subject: Subject) -> Iterator[Mutant]:
-    """Yield the mutants that apply to a subject; those whose source would not parse are left out."""
+    """Yield the mutants that apply to a subject; those whose source would not parse are left
+    out.
+    """
     kinds: list[tuple[type[Symbol], Callable[[Subject], Iterator[Callable[[], Mutant]]]]] = [
         (FunctionShape, _function),
         (ClassShape, _class),
@@ -118,7 +122,9 @@ def _harmless(
 
 
 def _moved(source: Source, node: ast.stmt, name: str, *, handed_on: bool) -> Files:
-    """A module-level definition in a module of its own; the rest of the module imports what it needs."""
+    """A module-level definition in a module of its own; the rest of the module imports what it
+    needs.
+    """
     start, end = source.lines(node)
     text = source.data[start:end].decode()
     line = f"from vllm.mutant_home import {name}\n" if handed_on else ""
@@ -130,8 +136,11 @@ def _moved(source: Source, node: ast.stmt, name: str, *, handed_on: bool) -> Fil
 
 def _renamed(subject: Subject) -> bytes:
     assert isinstance(subject.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-    start, end = edits.name_span(subject.source, subject.node)
-    return subject.source.edited((start, end, f"{subject.node.name}_renamed"))
+    return _renamed_definition(subject.source, subject.node)
+
+
+def _renamed_definition(source: Source, node: edits.Definition) -> bytes:
+    return source.edited((*edits.name_span(source, node), f"{node.name}_renamed"))
 
 
 def _function(subject: Subject) -> Iterator[Callable[[], Mutant]]:
@@ -157,7 +166,9 @@ def _function(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     yield _breaking(subject, "make a parameter required", SHAPE, parameters(_require))
     yield _breaking(subject, "change a default", SHAPE, parameters(_other_default))
     yield _breaking(subject, "make a parameter keyword-only", SHAPE, parameters(_keyword_only))
-    yield _breaking(subject, "change the return annotation", SHAPE, lambda: _other_return(source, node))
+    yield _breaking(
+        subject, "change the return annotation", SHAPE, lambda: _other_return(source, node)
+    )
     yield _breaking(subject, "sync to async or back", SHAPE, lambda: _toggle_async(source, node))
     yield _harmless(
         subject, "add an optional parameter", parameters(_add_optional), frozenset({"compatible"})
@@ -165,7 +176,10 @@ def _function(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     if method:
         for decorator in ("staticmethod", "property"):
             yield _breaking(
-                subject, f"make it a {decorator}", SHAPE, lambda d=decorator: _decorated(source, node, d)
+                subject,
+                f"make it a {decorator}",
+                SHAPE,
+                partial(_decorated, source, node, decorator),
             )
         return
     yield _breaking(
@@ -178,7 +192,10 @@ def _function(subject: Subject) -> Iterator[Callable[[], Mutant]]:
         lambda: edits.wrapped(source, node, "if TYPE_CHECKING:"),
     )
     yield _breaking(
-        subject, "wrap a definition in a conditional", SHAPE, lambda: edits.wrapped(source, node, "if _FLAG:")
+        subject,
+        "wrap a definition in a conditional",
+        SHAPE,
+        lambda: edits.wrapped(source, node, "if _FLAG:"),
     )
     yield _harmless(
         subject,
@@ -198,7 +215,11 @@ def _function(subject: Subject) -> Iterator[Callable[[], Mutant]]:
             symbol.id, why="patched", module=symbol.module, name=symbol.name, rebound=True
         )
         return Mutant(
-            "re-export a patched function from elsewhere", files, True, frozenset({"ineffective"}), patched
+            "re-export a patched function from elsewhere",
+            files,
+            True,
+            frozenset({"ineffective"}),
+            patched,
         )
 
     yield rebound
@@ -213,10 +234,16 @@ def _swap(arguments: ast.arguments) -> None:
     first = 1 if arguments.args[0].arg in ("self", "cls") else 0
     required = _positional(arguments)
     if required - first >= 2:
-        arguments.args[first], arguments.args[first + 1] = arguments.args[first + 1], arguments.args[first]
+        arguments.args[first], arguments.args[first + 1] = (
+            arguments.args[first + 1],
+            arguments.args[first],
+        )
     elif len(arguments.defaults) >= 2:
         arguments.args[-1], arguments.args[-2] = arguments.args[-2], arguments.args[-1]
-        arguments.defaults[-1], arguments.defaults[-2] = arguments.defaults[-2], arguments.defaults[-1]
+        arguments.defaults[-1], arguments.defaults[-2] = (
+            arguments.defaults[-2],
+            arguments.defaults[-1],
+        )
     else:
         raise ValueError("too few parameters")
 
@@ -284,15 +311,20 @@ def _decorated(source: Source, node: Function, decorator: str) -> bytes:
 
 def _class(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     source, node, symbol = subject.source, subject.node, subject.symbol
-    assert isinstance(node, ast.ClassDef) and isinstance(symbol, ClassShape)
+    assert isinstance(node, ast.ClassDef)
+    assert isinstance(symbol, ClassShape)
     fields = {
         f.target.id: f
         for f in node.body
-        if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name) and f.target.id in dict(symbol.fields)
+        if isinstance(f, ast.AnnAssign)
+        and isinstance(f.target, ast.Name)
+        and f.target.id in dict(symbol.fields)
     }
     first = next(iter(fields.values()))
     given = [f for f in fields.values() if f.value is not None]
-    methods = {m.name: m for m in node.body if isinstance(m, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    methods = {
+        m.name: m for m in node.body if isinstance(m, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
 
     yield _breaking(subject, "rename a class", GONE, lambda: _renamed(subject))
     yield _breaking(subject, "remove a field", GONE | SHAPE, lambda: edits.without(source, first))
@@ -306,15 +338,22 @@ def _class(subject: Subject) -> Iterator[Callable[[], Mutant]]:
         value = given[-1].value
         assert value is not None
         yield _breaking(
-            subject, "change a field's default", SHAPE, lambda: source.edited((*source.span(value), "'mutant'"))
+            subject,
+            "change a field's default",
+            SHAPE,
+            lambda: source.edited((*source.span(value), "'mutant'")),
         )
         yield _breaking(
             subject,
             "make a field required",
             SHAPE,
-            lambda: source.edited((source.span(given[-1].annotation)[1], source.span(value)[1], "")),
+            lambda: source.edited(
+                (source.span(given[-1].annotation)[1], source.span(value)[1], "")
+            ),
         )
-    if any("dataclass" in ast.unparse(d) or ast.unparse(d) == "config" for d in node.decorator_list):
+    if any(
+        "dataclass" in ast.unparse(d) or ast.unparse(d) == "config" for d in node.decorator_list
+    ):
         start, _ = source.lines(first)
         indent = " " * first.col_offset
         yield _breaking(
@@ -325,12 +364,12 @@ def _class(subject: Subject) -> Iterator[Callable[[], Mutant]]:
         )
     for name in symbol.methods[:1]:
         method = methods[name]
-        yield _breaking(subject, "drop a method", GONE, lambda m=method: edits.without(source, m))
+        yield _breaking(subject, "drop a method", GONE, partial(edits.without, source, method))
         yield _breaking(
             subject,
             "rename a method",
             GONE,
-            lambda m=method: source.edited((*edits.name_span(source, m), f"{m.name}_renamed")),
+            partial(_renamed_definition, source, method),
         )
     yield _breaking(
         subject, "move a class", GONE, lambda: _moved(source, node, symbol.name, handed_on=False)
@@ -345,13 +384,18 @@ def _class(subject: Subject) -> Iterator[Callable[[], Mutant]]:
 
 def _attributes(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     source, node, symbol = subject.source, subject.node, subject.symbol
-    assert isinstance(node, ast.ClassDef) and isinstance(symbol, Attributes)
+    assert isinstance(node, ast.ClassDef)
+    assert isinstance(symbol, Attributes)
     name = symbol.reads[0]
 
     def renamed() -> bytes:
         spans = []
         for use in ast.walk(node):
-            if isinstance(use, ast.Attribute) and use.attr == name and ast.unparse(use.value) == "self":
+            if (
+                isinstance(use, ast.Attribute)
+                and use.attr == name
+                and ast.unparse(use.value) == "self"
+            ):
                 _, end = source.span(use)
                 if source.data[end - len(name) : end] != name.encode():
                     raise ValueError("inside an f-string")
@@ -364,7 +408,8 @@ def _attributes(subject: Subject) -> Iterator[Callable[[], Mutant]]:
 
 def _constant(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     source, node, symbol = subject.source, subject.node, subject.symbol
-    assert isinstance(node, ast.Assign) and isinstance(symbol, Constant)
+    assert isinstance(node, ast.Assign)
+    assert isinstance(symbol, Constant)
     target = node.targets[0]
     assert isinstance(target, ast.Name)
     strings = [c for c in ast.walk(node.value) if isinstance(c, ast.Constant)]
@@ -399,13 +444,16 @@ def _constant(subject: Subject) -> Iterator[Callable[[], Mutant]]:
 
 def _call(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     source, call, function = subject.source, subject.node, subject.function
-    assert isinstance(call, ast.Call) and function is not None
+    assert isinstance(call, ast.Call)
+    assert function is not None
     args, keywords = edits.call_texts(call)
 
     def arguments(new: list[str], named: list[tuple[str, str]]) -> Callable[[], bytes]:
         return lambda: edits.with_call(source, call, new, named)
 
-    yield _breaking(subject, "pass one more argument", CALLER, arguments([*args, "mutant"], keywords))
+    yield _breaking(
+        subject, "pass one more argument", CALLER, arguments([*args, "mutant"], keywords)
+    )
     yield _breaking(
         subject, "pass one more keyword", CALLER, arguments(args, [*keywords, ("mutant", "None")])
     )
@@ -417,7 +465,9 @@ def _call(subject: Subject) -> Iterator[Callable[[], Mutant]]:
             CALLER,
             arguments(args[:-1], [*keywords, ("mutant", args[-1])]),
         )
-        yield _breaking(subject, "pass an argument in front", CALLER, arguments(["mutant", *args], keywords))
+        yield _breaking(
+            subject, "pass an argument in front", CALLER, arguments(["mutant", *args], keywords)
+        )
     if len(args) >= 2 and args[0] != args[1]:
         yield _breaking(
             subject, "reorder arguments", CALLER, arguments([args[1], args[0], *args[2:]], keywords)
@@ -486,7 +536,8 @@ def _locals_of(function: Function) -> set[str]:
 
 def _sites(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     source, function, symbol = subject.source, subject.function, subject.symbol
-    assert function is not None and isinstance(symbol, CallSites)
+    assert function is not None
+    assert isinstance(symbol, CallSites)
     name = symbol.callee.rpartition(":")[2]
 
     def dropped() -> bytes:
@@ -508,12 +559,18 @@ def _sites(subject: Subject) -> Iterator[Callable[[], Mutant]]:
 
     def added() -> Mutant:
         module, _, callee = symbol.callee.partition(":")
-        extra = f"def mutant_caller():\n    from {module} import {callee}\n    {callee}()\n".encode()
+        extra = (
+            f"def mutant_caller():\n    from {module} import {callee}\n    {callee}()\n".encode()
+        )
         exact = CallSites(
             symbol.id, why=symbol.why, callee=symbol.callee, sites=symbol.sites, match="exactly"
         )
         return Mutant(
-            "add a call site", {"vllm.mutant_home": extra}, True, frozenset({"new-call-site"}), exact
+            "add a call site",
+            {"vllm.mutant_home": extra},
+            True,
+            frozenset({"new-call-site"}),
+            exact,
         )
 
     yield added
@@ -531,7 +588,8 @@ def _without_name(node: ast.ImportFrom, name: str) -> str:
 def _import(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     yield from _binding(subject)
     source, reader, symbol = subject.source, subject.function, subject.symbol
-    assert reader is not None and isinstance(symbol, (FromImport, ReplacedClass))
+    assert reader is not None
+    assert isinstance(symbol, (FromImport, ReplacedClass))
     yield _breaking(
         subject,
         "stop reading an import",
@@ -554,7 +612,8 @@ def _reads(source: Source, reader: Function, name: str) -> list[tuple[int, int]]
 
 def _binding(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     source, node, reader, symbol = subject.source, subject.node, subject.function, subject.symbol
-    assert isinstance(node, ast.ImportFrom) and reader is not None
+    assert isinstance(node, ast.ImportFrom)
+    assert reader is not None
     assert isinstance(symbol, (FromImport, ReplacedClass))
     name, origin = symbol.name, symbol.source
     rest = _without_name(node, name)
@@ -575,7 +634,9 @@ def _binding(subject: Subject) -> Iterator[Callable[[], Mutant]]:
         indent = " " * body.col_offset
         if source.data[start : source.span(body)[0]].strip():
             raise ValueError("the body is on the line of the header")
-        return source.edited((*span, rest), (start, start, f"{indent}from {origin} import {name}\n"))
+        return source.edited(
+            (*span, rest), (start, start, f"{indent}from {origin} import {name}\n")
+        )
 
     def shim() -> Files:
         names = sorted({n for n, _ in edits.definitions(source.tree.body) if "." not in n} | {name})
@@ -589,8 +650,12 @@ def _binding(subject: Subject) -> Iterator[Callable[[], Mutant]]:
         NOT_READ,
         lambda: read_as(f"_mutant.{name}", f"import {origin} as _mutant"),
     )
-    yield _breaking(subject, "import under another name", NOT_READ,
-                    lambda: read_as("_mutant", f"from {origin} import {name} as _mutant"))  # fmt: skip
+    yield _breaking(
+        subject,
+        "import under another name",
+        NOT_READ,
+        lambda: read_as("_mutant", f"from {origin} import {name} as _mutant"),
+    )
     yield _breaking(subject, "import lazily", ineffective, lazily)
     yield _breaking(
         subject,
@@ -623,7 +688,8 @@ def _binding(subject: Subject) -> Iterator[Callable[[], Mutant]]:
 def _replaced(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     yield from _binding(subject)
     source, reader, symbol = subject.source, subject.function, subject.symbol
-    assert reader is not None and isinstance(symbol, ReplacedClass)
+    assert reader is not None
+    assert isinstance(symbol, ReplacedClass)
     tests = [
         c
         for c in ast.walk(reader)
@@ -644,6 +710,7 @@ def _anchor(subject: Subject) -> Iterator[Callable[[], Mutant]]:
     source, symbol = subject.source, subject.symbol
     assert isinstance(symbol, Anchor)
     at = source.data.index(symbol.text.encode())
+
     def altered() -> bytes:
         for match in re.finditer(rb"[A-Za-z]{2}", source.data[at : at + len(symbol.text)]):
             place = at + match.start() + 1

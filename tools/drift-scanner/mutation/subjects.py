@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from edits import Definition, Function, Source, call_texts, definitions
+
 from drafter_compat.surface import (
     Anchor,
     Attributes,
@@ -21,8 +23,6 @@ from drafter_compat.surface import (
     ReplacedClass,
     Symbol,
 )
-
-from edits import Definition, Function, Source, call_texts, definitions
 
 _WHY = "mutation test"
 
@@ -116,7 +116,8 @@ def _classes(
                 bases=tuple(ast.unparse(b) for b in node.bases),
                 methods=tuple(n for n in names if not n.startswith("__"))[:3],
                 fields=tuple(
-                    (f.target.id, ast.unparse(f.value) if f.value is not None else "") for f in fields[:4]
+                    (f.target.id, ast.unparse(f.value) if f.value is not None else "")
+                    for f in fields[:4]
                 ),
             ),
             source,
@@ -181,7 +182,11 @@ def _constants(
                 why=_WHY,
                 module=source.module,
                 name=name,
-                **({"value": values[0]} if isinstance(node.value, ast.Constant) else {"contains": tuple(values)}),
+                **(
+                    {"value": values[0]}
+                    if isinstance(node.value, ast.Constant)
+                    else {"contains": tuple(values)}
+                ),
             ),
             source,
             node,
@@ -195,7 +200,9 @@ def _literal(node: ast.expr) -> list[str]:
     if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("Literal"):
         node = node.slice
     if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
-        values = [e.value for e in node.elts if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+        values = [
+            e.value for e in node.elts if isinstance(e, ast.Constant) and isinstance(e.value, str)
+        ]
         return values if len(values) == len(node.elts) else []
     return []
 
@@ -205,7 +212,9 @@ def _outer_calls(node: Function) -> list[ast.Call]:
 
 
 def _plain(call: ast.Call) -> bool:
-    return not any(isinstance(a, ast.Starred) for a in call.args) and all(k.arg for k in call.keywords)
+    return not any(isinstance(a, ast.Starred) for a in call.args) and all(
+        k.arg for k in call.keywords
+    )
 
 
 def _calls(
@@ -266,9 +275,15 @@ def _calls(
 
 
 def _asserted(node: Function) -> dict[str, tuple[str, int]]:
-    """Values that the function's own body asserts to be of one class, tested once: class and line."""
+    """Values that the function's own body asserts to be of one class, tested once: class and
+    line.
+    """
     found: dict[str, tuple[str, int]] = {}
-    texts = [ast.unparse(c.args[0]) for c in _outer_calls(node) if ast.unparse(c.func) == "isinstance" and c.args]
+    texts = [
+        ast.unparse(c.args[0])
+        for c in _outer_calls(node)
+        if ast.unparse(c.func) == "isinstance" and c.args
+    ]
     for statement in node.body:
         if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Call):
             test = statement.test
@@ -291,9 +306,10 @@ def _constructions(
         names = [c.func.id for c in calls]  # type: ignore[attr-defined]
         for call in calls:
             assert isinstance(call.func, ast.Name)
-            if re.match(r"[A-Z][a-z]\w+$", call.func.id) and names.count(call.func.id) == 1:
-                if call.args or call.keywords:
-                    found.append((name, node, call))
+            is_class = re.match(r"[A-Z][a-z]\w+$", call.func.id) is not None
+            once = names.count(call.func.id) == 1
+            if is_class and once and (call.args or call.keywords):
+                found.append((name, node, call))
     for name, node, call in _pick(rng, found, 2):
         args, keywords = call_texts(call)
         yield Subject(
@@ -312,8 +328,12 @@ def _constructions(
         )
 
 
-def _module_imports(source: Source, known: dict[str, Source]) -> Iterator[tuple[str, ast.ImportFrom]]:
-    """Names that the module from-imports, alone of its statement's kind, from modules that define them."""
+def _module_imports(
+    source: Source, known: dict[str, Source]
+) -> Iterator[tuple[str, ast.ImportFrom]]:
+    """Names that the module from-imports, alone of its statement's kind, from modules that define
+    them.
+    """
     for node in source.tree.body:
         if isinstance(node, ast.ImportFrom) and node.module in known and not node.level:
             defined = {n for n, _ in definitions(known[node.module].tree.body)}
@@ -327,7 +347,9 @@ def _readers(named: dict[str, Definition], name: str) -> list[tuple[str, Functio
     for qualname, node in named.items():
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
-        reads = [n for b in node.body for n in ast.walk(b) if isinstance(n, ast.Name) and n.id == name]
+        reads = [
+            n for b in node.body for n in ast.walk(b) if isinstance(n, ast.Name) and n.id == name
+        ]
         if reads and all(isinstance(r.ctx, ast.Load) for r in reads):
             found.append((qualname, node))
     return found
@@ -341,7 +363,10 @@ def _imports(
         readers = _readers(named, name)
         all_reads = sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(source.tree))
         own = sum(
-            isinstance(n, ast.Name) and n.id == name for _, f in readers for b in f.body for n in ast.walk(b)
+            isinstance(n, ast.Name) and n.id == name
+            for _, f in readers
+            for b in f.body
+            for n in ast.walk(b)
         )
         if len(readers) == 1 and own == all_reads:
             found.append((name, node, readers[0]))
@@ -366,7 +391,10 @@ def _replaced(
 ) -> Iterator[Subject]:
     found = []
     for name, node in _module_imports(source, known):
-        if not any(n == name and isinstance(d, ast.ClassDef) for n, d in definitions(known[node.module or ""].tree.body)):
+        if not any(
+            n == name and isinstance(d, ast.ClassDef)
+            for n, d in definitions(known[node.module or ""].tree.body)
+        ):
             continue
         for qualname, reader in _readers(named, name):
             tests = [
@@ -404,7 +432,11 @@ def _sites(
         if not _is_function(dict(definitions(known[node.module or ""].tree.body)).get(name)):
             continue
         for qualname, reader in _readers(named, name):
-            calls = [c for c in _outer_calls(reader) if isinstance(c.func, ast.Name) and c.func.id == name]
+            calls = [
+                c
+                for c in _outer_calls(reader)
+                if isinstance(c.func, ast.Name) and c.func.id == name
+            ]
             reads = [n for n in ast.walk(reader) if isinstance(n, ast.Name) and n.id == name]
             if calls and len(calls) == len(reads):
                 found.append((name, node, qualname, reader, calls))

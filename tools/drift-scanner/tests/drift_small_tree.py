@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from drafter_compat.surface import Surface, Symbol, parse_surface
 from packaging.version import Version
 
+from drafter_compat.surface import Surface, Symbol, parse_surface
 from vllm_drift.compare import compare_surface
 from vllm_drift.findings import Finding
 from vllm_drift.model import ModuleModel

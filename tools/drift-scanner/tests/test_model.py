@@ -17,7 +17,7 @@ from vllm_drift.model import FactStore, ModuleModel
 from vllm_drift.segments import UncertainCut, cut, walk
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
-REAL_MODULES = sorted(STDLIB.glob("*.py"))[::7] + [STDLIB / "turtle.py", STDLIB / "typing.py"]
+REAL_MODULES = [*sorted(STDLIB.glob("*.py"))[::7], STDLIB / "turtle.py", STDLIB / "typing.py"]
 
 
 # cutting without parsing
@@ -40,9 +40,11 @@ def test_cutting_real_modules_gives_what_a_parser_gives(path: Path) -> None:
         "x = (\n    1,\n)\nclass A:\n    y = [\n1,\n]\n\n    def m(self): pass\n",
         "@decorator\n# a comment\n@other(\n    1\n)\ndef f(\n    a,\n): return a\n",
         "if x:\n    def f(): pass\nelse:\n    def g(): pass\n\ndef h(): pass\n",
-        "try:\n    import a\nexcept ImportError:\n    a = None\nfinally:\n    pass\nclass C: pass\n",
+        "try:\n    import a\nexcept ImportError:\n    a = None\nfinally:\n    pass\nclass C: "
+        "pass\n",
         "async def f():\n    pass\n\n\nasync def g(): ...\n",
-        "class A:\n    '''doc\n\n    def no(): '''\n    def yes(self):\n        pass\n    x = 1\n    y = 2\n",
+        "class A:\n    '''doc\n\n    def no(): '''\n    def yes(self):\n        pass\n    x = "
+        "1\n    y = 2\n",
         "x = 1 \\\n  + 2\ndef f(): pass\n",
         "x = 'a # b' # c\n\n# comment\n\ndef f(): pass  # end",
         "",
@@ -66,7 +68,8 @@ def test_a_cut_that_went_wrong_is_made_again_with_a_parser(text: str) -> None:
     model = model_of(text)
     assert "f" in model.names()
     function = model.function("f")
-    assert function is not None and str(function.signature) == "(a)"
+    assert function is not None
+    assert str(function.signature) == "(a)"
 
 
 def test_a_module_that_is_not_python_says_so_and_defines_nothing() -> None:
@@ -153,7 +156,8 @@ def test_definitions_in_conditional_blocks_are_found_and_marked() -> None:
     )
     assert [f.condition for f in model.functions("f")] == ["type-checking", "conditional"]
     function = model.function("f")
-    assert function is not None and len(function.signature.parameters) == 2
+    assert function is not None
+    assert len(function.signature.parameters) == 2
     assert model.function("C.m") is not None
     assert model.members("C") == ("m",)
 
@@ -222,9 +226,7 @@ def test_imports_say_module_name_level_and_condition() -> None:
             u = None
         """
     )
-    found = {
-        (i.module, i.name, i.bound, i.level, i.condition) for i in model.imports()
-    }
+    found = {(i.module, i.name, i.bound, i.level, i.condition) for i in model.imports()}
     assert found == {
         ("a.b", "", "a", 0, ""),
         ("a.c", "", "ac", 0, ""),
@@ -300,7 +302,7 @@ NARROWING = {
     "a cast in quotes": "    d = cast('C', self.d)\n    d.go()\n",
     "an alias": "    assert isinstance(self.d, C)\n    d = self.d\n    d.go()\n",
     "a walrus": "    if isinstance(d := self.d, C):\n        d.go()\n",
-    "inside a nested block": "    assert isinstance(self.d, C)\n    for i in r:\n        self.d.go()\n",
+    "a nested block": "    assert isinstance(self.d, C)\n    for i in r:\n        self.d.go()\n",
 }
 
 
@@ -312,7 +314,7 @@ def test_isinstance_narrows_the_receiver(body: str) -> None:
 
 NOT_NARROWING = {
     "nothing": "    self.d.go()\n",
-    "the other branch": "    if isinstance(self.d, C):\n        pass\n    else:\n        self.d.go()\n",
+    "the else": "    if isinstance(self.d, C):\n        pass\n    else:\n        self.d.go()\n",
     "after the branch": "    if isinstance(self.d, C):\n        pass\n    self.d.go()\n",
     "a new value": "    assert isinstance(self.d, C)\n    self.d = x\n    self.d.go()\n",
     "a new owner": "    assert isinstance(self.d, C)\n    self = x\n    self.d.go()\n",
@@ -336,7 +338,9 @@ def test_attribute_uses_know_stores_and_hasattr_guards() -> None:
         "        self.a.c()\n"
         "    self.a.c()\n"
     ).functions[0]
-    uses = [(u.value, u.name, u.store, u.guarded) for u in function.attributes if u.value == "self.a"]
+    uses = [
+        (u.value, u.name, u.store, u.guarded) for u in function.attributes if u.value == "self.a"
+    ]
     assert uses == [
         ("self.a", "b", True, False),
         ("self.a", "c", False, True),
@@ -390,7 +394,9 @@ def test_bodies_that_do_the_same_are_equal_in_normal_form(first: str, second: st
 
 
 def test_bodies_that_differ_are_not_equal_in_normal_form() -> None:
-    assert normal.body("def f():\n    return a - b\n") != normal.body("def f():\n    return b - a\n")
+    assert normal.body("def f():\n    return a - b\n") != normal.body(
+        "def f():\n    return b - a\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Names are followed over imports, aliases, star imports and base classes, as far as source tells."""
+"""Names are followed over imports, aliases, star imports and base classes, as far as source
+tells.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,17 @@ def test_a_name_is_followed_to_its_definition(text: str) -> None:
 
 
 def test_a_package_hands_on_what_its_modules_define() -> None:
-    names = resolver(config__init="from .cache import *\n", config__cache="__all__ = ['C']\nclass C: pass\n")
+    names = resolver(
+        config__init="from .cache import *\n", config__cache="__all__ = ['C']\nclass C: pass\n"
+    )
     assert names.resolve("vllm.config", "C").target == "vllm.config.cache:C"
     assert names.resolve("vllm", "config.C").target == "vllm.config.cache:C"
 
 
 def test_a_star_import_brings_only_what_is_exported() -> None:
-    names = resolver(a="from vllm.b import *\n", b="__all__ = ['f']\ndef f(): pass\ndef g(): pass\n")
+    names = resolver(
+        a="from vllm.b import *\n", b="__all__ = ['f']\ndef f(): pass\ndef g(): pass\n"
+    )
     assert names.resolve("vllm.a", "f").found
     assert names.resolve("vllm.a", "g").status == "missing"
 
@@ -103,7 +109,9 @@ def test_a_base_outside_the_tree_makes_a_missing_method_untellable() -> None:
         ("nothing", None),
     ],
 )
-def test_attributes_of_a_class_are_found_wherever_they_come_from(name: str, kind: str | None) -> None:
+def test_attributes_of_a_class_are_found_wherever_they_come_from(
+    name: str, kind: str | None
+) -> None:
     names = resolver(
         a="""
         from vllm.b import Base

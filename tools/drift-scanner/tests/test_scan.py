@@ -236,7 +236,13 @@ CHANGES = [
     ),
     ("from-import", "gate", "def validate", "def check", "moved"),
     ("replaced-class", "runner", "from vllm.proposer import Proposer", "", "removed"),
-    ("replaced-class", "runner", "isinstance(self.drafter, Proposer)", "self.drafter", "caller-changed"),
+    (
+        "replaced-class",
+        "runner",
+        "isinstance(self.drafter, Proposer)",
+        "self.drafter",
+        "caller-changed",
+    ),
     ("replaced-class", "runner", "slots=slots", "extra=1", "new-demand"),
     ("replaced-class", "runner", "Proposer(config)", "Proposer(config, 1)", "new-demand"),
     ("replaced-class", "runner", ".propose(self.batch", ".prepare(self.batch", "new-demand"),
@@ -278,9 +284,21 @@ CHANGES = [
     ("constant", "plugins", '"suffix"', '"prefix"', "removed"),
     ("constant", "plugins", "MoreMethods = Literal", "MoreMethods = make", "cannot-tell"),
     ("call-sites", "engine", "        load()", "        pass", "lost-call-site"),
-    ("call-sites", "engine", "class Engine:", "def f():\n    from vllm.plugins import load\n    load()\nclass Engine:", "new-call-site"),
+    (
+        "call-sites",
+        "engine",
+        "class Engine:",
+        "def f():\n    from vllm.plugins import load\n    load()\nclass Engine:",
+        "new-call-site",
+    ),
     ("anchor", "runner", 'hasattr(self, "drafter")', "hasattr(self, 'drafter')", "removed"),
-    ("anchor", "runner", "            self.drafter.load_model", '            hasattr(self, "drafter")\n            self.drafter.load_model', "changed-shape"),
+    (
+        "anchor",
+        "runner",
+        "            self.drafter.load_model",
+        '            hasattr(self, "drafter")\n            self.drafter.load_model',
+        "changed-shape",
+    ),
     ("entry-point-group", "plugins", "general_plugins", "plugins", "changed-shape"),
 ]
 
@@ -296,13 +314,17 @@ def test_a_release_that_differs_gets_the_verdict_that_names_it(
 
 
 def test_only_symbols_that_apply_to_the_release_are_judged() -> None:
-    surface = surface_from(SYMBOLS["function"].replace('id = "s"', 'id = "s"\n        versions = ">=2"'))
+    surface = surface_from(
+        SYMBOLS["function"].replace('id = "s"', 'id = "s"\n        versions = ">=2"')
+    )
     assert scan(surface, release("1.0")) == []
     assert len(scan(surface, release("2.0", proposer=PROPOSER))) == 1
 
 
 def test_what_the_plugin_copes_without_is_information() -> None:
-    surface = surface_from(SYMBOLS["function"].replace('id = "s"', 'id = "s"\n        optional = true'))
+    surface = surface_from(
+        SYMBOLS["function"].replace('id = "s"', 'id = "s"\n        optional = true')
+    )
     (finding,) = scan(surface, release(proposer="x = 1\n"))
     assert (finding.verdict, finding.severity) == (Verdict.REMOVED, Severity.INFO)
 

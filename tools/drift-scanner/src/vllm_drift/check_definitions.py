@@ -1,7 +1,7 @@
 """Checkers for what vLLM defines: functions, classes, attributes, constants, entry-point groups.
 
-Each checker has two functions: `judge_*` holds one release against the declaration, `compare_*` holds
-two releases against each other. Both return outcomes with a witness in the source.
+Each checker has two functions: `judge_*` holds one release against the declaration, `compare_*`
+holds two releases against each other. Both return outcomes with a witness in the source.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ __all__ = [
 ]
 
 _TRIVIAL = 60
-"""A patch's body shorter than this (normalised, in characters) is upstream's only under one name."""
+"""A patch's body shorter than this (normalised, in characters) is upstream's only under one
+name.
+"""
 
 
 # functions ----------------------------------------------------------------------------------------
@@ -137,7 +139,9 @@ def _compare_one_function(
             outcomes.append(_with_old(shim, was))
     changes = function_changes(old_function, new_function)
     if not old_function.condition and new_function.condition == "conditional":
-        runtime = [f for f in new_model.functions(new_function.qualname) if f.condition != "type-checking"]
+        runtime = [
+            f for f in new_model.functions(new_function.qualname) if f.condition != "type-checking"
+        ]
         changes += _now_conditional(len(runtime))
     if symbol is not None and (symbol.calls or symbol.replacement is not None):
         if changes:
@@ -188,7 +192,9 @@ def _compare_one_function(
 
 
 def _now_conditional(definitions: int) -> list[Change]:
-    """What was always there and now is only under `if` or `try`, with nothing in the other branch."""
+    """What was always there and now is only under `if` or `try`, with nothing in the other
+    branch.
+    """
     if definitions > 1:
         return []
     words = "it is defined only under a condition now, and may be missing at run time"
@@ -239,7 +245,8 @@ def _shim(symbol: FunctionShape, view: View) -> Outcome | None:
         return None
     return Outcome(
         Verdict.INEFFECTIVE,
-        f"{symbol.module} only hands {symbol.name} on from {found.target}, and nothing in it reads the "
+        f"{symbol.module} only hands {symbol.name} on from {found.target}, and nothing in it "
+        "reads the "
         f"name: replacing it there has no effect on what calls it elsewhere",
         None,
         view.resolver.where(symbol.module, _hop_line(found)),
@@ -279,8 +286,8 @@ def _appeared(target: str, now: Location | None, label: str) -> Outcome:
 def _new_arguments(
     name: str, added: set[str], before: Function, context: Context, was: Location
 ) -> list[Outcome]:
-    """The calls that pass a parameter which the function did not have: an override, or a patch, of the
-    older signature cannot take them.
+    """The calls that pass a parameter which the function did not have: an override, or a patch, of
+    the older signature cannot take them.
     """
     method = name.rpartition(".")[2]
     outcomes = []
@@ -294,7 +301,8 @@ def _new_arguments(
         outcomes.append(
             Outcome(
                 Verdict.NEW_DEMAND,
-                f"vLLM passes {parameter}= to {method} now, at {place}; a replacement or an override "
+                f"vLLM passes {parameter}= to {method} now, at {place}; a replacement or an "
+                "override "
                 f"with the signature of {context.old.label if context.old else 'before'}, "
                 f"{method}{before.signature}, cannot take it",
                 was,
@@ -330,7 +338,9 @@ def _passing(
 
 
 def _plugin_accepts(context: Context, method: str, keyword: str) -> bool:
-    """Whether every function of the plugin by that name takes the keyword; False if there is none."""
+    """Whether every function of the plugin by that name takes the keyword; False if there is
+    none.
+    """
     if context.plugin is None:
         return False
     found = [
@@ -375,8 +385,8 @@ def _upstreamed(
 def _patches(
     plugin: PluginSource, last: str, replaced_by: str | None
 ) -> Iterator[tuple[ModuleModel, str]]:
-    """The functions of the plugin that may be the patch: the one that the surface names, or those of
-    that name.
+    """The functions of the plugin that may be the patch: the one that the surface names, or those
+    of that name.
     """
     if replaced_by is not None:
         module, _, qualname = replaced_by.partition(":")
@@ -433,7 +443,9 @@ def judge_class(symbol: ClassShape, context: Context) -> list[Outcome]:
 
 
 def _default_changes(name: str, before: str, after: str) -> list[Change]:
-    """How a field's default changed; `Field(default=None, gt=0)` and `None` are the same default."""
+    """How a field's default changed; `Field(default=None, gt=0)` and `None` are the same
+    default.
+    """
     if before == after:
         return []
     if before and after and _default_of(before) == _default_of(after):
@@ -557,7 +569,10 @@ def compare_class(symbol: ClassShape, context: Context) -> list[Outcome]:
         outcomes += judge_class_by_use(symbol, old.tree, new.tree)
     if not symbol.provides:
         outcomes += _abstract_demands(symbol, context, before, after)
-    if not outcomes and (old_model.dotted, old_cls.qualname) != (new_model.dotted, new_cls.qualname):
+    if not outcomes and (old_model.dotted, old_cls.qualname) != (
+        new_model.dotted,
+        new_cls.qualname,
+    ):
         outcomes.append(
             Outcome(
                 Verdict.COMPATIBLE,
@@ -646,12 +661,14 @@ def _field_changes(
     if symbol.fields and _takes_fields(after[1]):
         for name, (_, field) in new_fields.items():
             if name not in old_fields and _is_required(field):
-                changes.append(
-                    Change(f"required field {name} was added", name=name, kind="added")
-                )
-            elif name in old_fields and _is_required(field) and not _is_required(old_fields[name][1]):
-                if name not in dict(symbol.fields):
-                    changes.append(Change(f"field {name} is required now", name=name, kind="required"))
+                changes.append(Change(f"required field {name} was added", name=name, kind="added"))
+            elif (
+                name in old_fields
+                and name not in dict(symbol.fields)
+                and _is_required(field)
+                and not _is_required(old_fields[name][1])
+            ):
+                changes.append(Change(f"field {name} is required now", name=name, kind="required"))
     return changes
 
 
@@ -713,9 +730,10 @@ def _abstract(
         if owner_model is None:
             continue
         for function in owner_model.methods_mentioning(owner, "abstract"):
-            if any(d.rpartition(".")[2].startswith("abstract") for d in function.decorators):
-                if function.name not in implemented:
-                    yield function.name, owner_model, function
+            heads = [d.rpartition(".")[2] for d in function.decorators]
+            abstract = any(h.startswith("abstract") for h in heads)
+            if abstract and function.name not in implemented:
+                yield function.name, owner_model, function
         implemented |= set(owner_model.members(owner))
 
 
@@ -808,9 +826,7 @@ def compare_attributes(symbol: Attributes, context: Context) -> list[Outcome]:
         had = old.resolver.member(before[0].dotted, before[1].qualname, name)
         has = new.resolver.member(after[0].dotted, after[1].qualname, name)
         if had is not None and has is None:
-            outcomes.append(
-                _no_member(new, old, *after, name, "attribute", target, had.location)
-            )
+            outcomes.append(_no_member(new, old, *after, name, "attribute", target, had.location))
         elif had is None and has is not None:
             outcomes.append(_appeared(f"{target}.{name}", has.location, old.label))
         elif had is not None and has is not None:
@@ -959,7 +975,9 @@ def judge_constant(symbol: Constant, context: Context) -> list[Outcome]:
     values, here = found
     if symbol.value is not None:
         if values == {symbol.value}:
-            return [Outcome(Verdict.UNCHANGED, f"{target} is as declared", None, here, target=target)]
+            return [
+                Outcome(Verdict.UNCHANGED, f"{target} is as declared", None, here, target=target)
+            ]
         shown = ", ".join(sorted(map(repr, values)))
         return [
             Outcome(
@@ -989,9 +1007,7 @@ def _presence(symbol: Constant, view: View) -> Outcome:
     target = f"{symbol.module}:{symbol.name}"
     found = view.resolve(symbol.module, symbol.name)
     if found.found or found.status == "outside":
-        return Outcome(
-            Verdict.UNCHANGED, f"{target} is there", None, found.location, target=target
-        )
+        return Outcome(Verdict.UNCHANGED, f"{target} is there", None, found.location, target=target)
     if found.status == "missing":
         moved = _moved_constant(view, symbol.module, symbol.name)
         if moved is not None:
@@ -1033,7 +1049,11 @@ def compare_constant(symbol: Constant, context: Context) -> list[Outcome]:
         return [_with_old(after, before[1])]
     if symbol.value is not None:
         if before[0] == after[0]:
-            return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", before[1], after[1], target=target)]
+            return [
+                Outcome(
+                    Verdict.UNCHANGED, f"{target} is unchanged", before[1], after[1], target=target
+                )
+            ]
         was, now = (", ".join(sorted(map(repr, v))) for v in (before[0], after[0]))
         return [
             Outcome(
@@ -1059,7 +1079,9 @@ def compare_constant(symbol: Constant, context: Context) -> list[Outcome]:
     if fresh:
         words = f"{target} contains {', '.join(map(repr, fresh))} now"
         return [Outcome(Verdict.COMPATIBLE, words, before[1], after[1], target=target)]
-    return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", before[1], after[1], target=target)]
+    return [
+        Outcome(Verdict.UNCHANGED, f"{target} is unchanged", before[1], after[1], target=target)
+    ]
 
 
 # entry-point groups -------------------------------------------------------------------------------

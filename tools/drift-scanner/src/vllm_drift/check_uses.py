@@ -44,7 +44,8 @@ __all__ = [
 ]
 
 
-# names bound in a module, and where they are read ---------------------------------------------------
+# names bound in a module, and where they are read
+# ---------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class _Use:
     function: str
     line: int
     own_import: str = ""
-    """The module that the function itself imports the name from; empty where it reads the module's."""
+    """The module that the function itself imports the name from; empty where it reads the
+    module's.
+    """
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,11 @@ def compare_from_import(symbol: FromImport, context: Context) -> list[Outcome]:
 
 def _appeared(target: str, now: Location | None, old: View) -> Outcome:
     return Outcome(
-        Verdict.COMPATIBLE, f"{target} is new: {old.label} does not have it", None, now, target=target
+        Verdict.COMPATIBLE,
+        f"{target} is new: {old.label} does not have it",
+        None,
+        now,
+        target=target,
     )
 
 
@@ -250,7 +257,8 @@ def _binding_problem(
             if other is not None and view.resolve(dotted, name).found:
                 return Outcome(
                     Verdict.INEFFECTIVE,
-                    f"{module} still binds {name}, but no function there reads it any more: it is read "
+                    f"{module} still binds {name}, but no function there reads it any more: it "
+                    "is read "
                     f"in {dotted}:{use.function} ({other.path}:{use.line}), so rebinding "
                     f"{target} has no effect",
                     was,
@@ -267,7 +275,8 @@ def _binding_problem(
     if bound.typing_only is not None:
         return Outcome(
             Verdict.INEFFECTIVE,
-            f"{module} imports {name} for type checkers only (under TYPE_CHECKING): at run time nothing "
+            f"{module} imports {name} for type checkers only (under TYPE_CHECKING): at run time "
+            "nothing "
             f"reads {target}",
             was,
             bound.here,
@@ -277,7 +286,8 @@ def _binding_problem(
     if lazy is not None:
         return Outcome(
             Verdict.INEFFECTIVE,
-            f"{module} does not import {name} at module level any more: {lazy.function} imports it itself "
+            f"{module} does not import {name} at module level any more: {lazy.function} imports "
+            "it itself "
             f"from {lazy.own_import}, so rebinding {target} has no effect",
             was,
             Location(path, lazy.line),
@@ -288,7 +298,8 @@ def _binding_problem(
         if line is not None:
             return Outcome(
                 Verdict.INEFFECTIVE,
-                f"{module} does not import the name {name} any more: {function.qualname} reads it as an "
+                f"{module} does not import the name {name} any more: {function.qualname} reads "
+                "it as an "
                 f"attribute of another module, so rebinding {target} has no effect",
                 was,
                 Location(path, line),
@@ -348,7 +359,9 @@ def _reading_problem(
     *,
     lazy: bool,
 ) -> Outcome | None:
-    """What is wrong with how one function reads the name, or None. `lazy`: it imported it itself."""
+    """What is wrong with how one function reads the name, or None. `lazy`: it imported it
+    itself.
+    """
     target = f"{symbol.module}:{symbol.name}"
     model = bound.model
     use = bound.uses.get(function)
@@ -358,14 +371,16 @@ def _reading_problem(
         if lazy:
             return Outcome(
                 Verdict.MOVED,
-                f"{function} imports {symbol.name} from {use.own_import} now, not from {symbol.source}",
+                f"{function} imports {symbol.name} from {use.own_import} now, not from "
+                f"{symbol.source}",
                 was,
                 Location(model.path, use.line),
                 target=target,
             )
         return Outcome(
             Verdict.INEFFECTIVE,
-            f"{function} imports {symbol.name} itself from {use.own_import}: what is bound to {target} "
+            f"{function} imports {symbol.name} itself from {use.own_import}: what is bound to "
+            f"{target} "
             f"does not matter to it",
             was,
             Location(model.path, use.line),
@@ -381,7 +396,8 @@ def _reading_problem(
         if other is not None and there is not None:
             return Outcome(
                 Verdict.INEFFECTIVE,
-                f"{function} is defined in {found.module} now and reads {symbol.name} there: rebinding "
+                f"{function} is defined in {found.module} now and reads {symbol.name} there: "
+                "rebinding "
                 f"{target} has no effect on it",
                 was,
                 Location(other.model.path, there.line),
@@ -402,7 +418,8 @@ def _reading_problem(
     if line is not None:
         return Outcome(
             Verdict.INEFFECTIVE,
-            f"{function} reads {symbol.name} as an attribute of another module: rebinding {target} has "
+            f"{function} reads {symbol.name} as an attribute of another module: rebinding "
+            f"{target} has "
             f"no effect on it",
             was,
             Location(model.path, line),
@@ -441,7 +458,8 @@ def _other_source(
     leads = f" (it leads to {found.target})" if found.found else ""
     return Outcome(
         Verdict.MOVED,
-        f"{symbol.module} has {symbol.name} from {bound.source} now, not from {symbol.source}{leads}",
+        f"{symbol.module} has {symbol.name} from {bound.source} now, not from "
+        f"{symbol.source}{leads}",
         was,
         bound.here,
         severity=Severity.WARNING,
@@ -453,7 +471,9 @@ def _other_source(
 
 
 def judge_replaced_class(symbol: ReplacedClass, context: Context) -> list[Outcome]:
-    """Hold one release against: the class is defined in `source`, bound in `module`, tested there."""
+    """Hold one release against: the class is defined in `source`, bound in `module`, tested
+    there.
+    """
     view = context.new
     target = f"{symbol.module}:{symbol.name}"
     bound = _bound(view, symbol.module, symbol.name)
@@ -479,7 +499,9 @@ def judge_replaced_class(symbol: ReplacedClass, context: Context) -> list[Outcom
 
 
 def compare_replaced_class(symbol: ReplacedClass, context: Context) -> list[Outcome]:
-    """Hold a replaced class, its binding, its tests and what is asked of it against two releases."""
+    """Hold a replaced class, its binding, its tests and what is asked of it against two
+    releases.
+    """
     old, new = context.old, context.new
     assert old is not None
     target = f"{symbol.module}:{symbol.name}"
@@ -547,7 +569,8 @@ def _test_problem(
             if model is not None and any(c.rpartition(".")[2] == symbol.name for c in test.classes):
                 return Outcome(
                     Verdict.MOVED,
-                    f"{function} does not test isinstance(..., {symbol.name}) any more; {other.qualname} "
+                    f"{function} does not test isinstance(..., {symbol.name}) any more; "
+                    f"{other.qualname} "
                     f"does",
                     was,
                     Location(model.path, test.line),
@@ -578,8 +601,8 @@ class _Demand:
 
 
 def _demands(view: View, symbol: ReplacedClass) -> dict[str, _Demand]:
-    """What vLLM reads of, or calls on, objects of the class: where `isinstance` says so, and where a
-    value that was constructed from it is used and the class has that attribute.
+    """What vLLM reads of, or calls on, objects of the class: where `isinstance` says so, and where
+    a value that was constructed from it is used and the class has that attribute.
     """
     found: dict[str, _Demand] = {}
     model = view.model(symbol.module)
@@ -682,8 +705,8 @@ def _class_place(view: View, symbol: ReplacedClass) -> Location | None:
 
 
 def _plugin_provides(context: Context, symbol: ReplacedClass, name: str) -> bool:
-    """Whether the class that the plugin puts there has the attribute, as the surface or the plugin's
-    source says.
+    """Whether the class that the plugin puts there has the attribute, as the surface or the
+    plugin's source says.
     """
     if symbol.provides:
         return name in dict(symbol.provides)
@@ -767,12 +790,20 @@ def compare_method_call(symbol: MethodCall, context: Context) -> list[Outcome]:
     return _compare_calls(symbol, f"{symbol.name or symbol.value}.{symbol.method}", context)
 
 
-def _calls(symbol: ConstructorCall | MethodCall, function: Function, model: ModuleModel) -> _FoundCalls:
+def _calls(
+    symbol: ConstructorCall | MethodCall, function: Function, model: ModuleModel
+) -> _FoundCalls:
     """The calls of a function that the symbol is about."""
     if isinstance(symbol, ConstructorCall):
-        calls = [c for c in function.calls if c.callee.rpartition(".")[2] == symbol.name.rpartition(".")[2]]
+        calls = [
+            c
+            for c in function.calls
+            if c.callee.rpartition(".")[2] == symbol.name.rpartition(".")[2]
+        ]
         if "." in symbol.name:
-            calls = [c for c in calls if c.callee == symbol.name or c.callee.endswith(f".{symbol.name}")]
+            calls = [
+                c for c in calls if c.callee == symbol.name or c.callee.endswith(f".{symbol.name}")
+            ]
     elif symbol.name is not None:
         last = symbol.name.rpartition(".")[2]
         calls = [
@@ -788,7 +819,9 @@ def _calls(symbol: ConstructorCall | MethodCall, function: Function, model: Modu
 def _calls_on_value(symbol: MethodCall, function: Function) -> list[Call]:
     assert symbol.value is not None
     value = normal.expression(symbol.value)
-    aliases = {a.target for a in function.assignments if a.value == value and a.target.isidentifier()}
+    aliases = {
+        a.target for a in function.assignments if a.value == value and a.target.isidentifier()
+    }
     calls = [
         c
         for c in function.calls
@@ -954,7 +987,9 @@ def _no_call(
 
 
 def _callers(view: View, callee: str) -> dict[str, Location]:
-    """The functions that call a function, `module:qualified.name`, with the place of the first call."""
+    """The functions that call a function, `module:qualified.name`, with the place of the first
+    call.
+    """
     module, _, name = callee.partition(":")
     last = name.rpartition(".")[2]
     found: dict[str, Location] = {}
@@ -1087,14 +1122,18 @@ def compare_call_sites(symbol: CallSites, context: Context) -> list[Outcome]:
             if place is not None:
                 sites.setdefault(site, place)
     outcomes = []
-    gone = [s for s in before if s not in after and (s in symbol.sites or symbol.match != "at-least")]
+    gone = [
+        s for s in before if s not in after and (s in symbol.sites or symbol.match != "at-least")
+    ]
     fresh = [s for s in after if s not in before]
     for site in gone:
         outcomes.append(_lost_site(new, symbol, site, before[site]))
     for site in fresh:
         severity = Severity.INFO if symbol.match == "at-least" else Severity.WARNING
         anchor = before.get(symbol.sites[0]) if symbol.sites else None
-        outcomes.append(_new_site(symbol, site, after[site], anchor or was_there.location, severity))
+        outcomes.append(
+            _new_site(symbol, site, after[site], anchor or was_there.location, severity)
+        )
     if outcomes:
         return outcomes
     first = next((s for s in symbol.sites if s in after), None)
@@ -1206,7 +1245,9 @@ def compare_anchor(symbol: Anchor, context: Context) -> list[Outcome]:
         return [lost(new, old, symbol.module, symbol.function or "", kind="function")]
     if len(after[0]) == 1:
         now = Location(after[1].path, after[0][0])
-        return [Outcome(Verdict.UNCHANGED, f"the anchor occurs once in {place}", was, now, target=place)]
+        return [
+            Outcome(Verdict.UNCHANGED, f"the anchor occurs once in {place}", was, now, target=place)
+        ]
     return [_anchor_problem(new, symbol, place, after[0], after[1], was)]
 
 
@@ -1222,7 +1263,8 @@ def _anchor_problem(
         shown = ", ".join(map(str, lines))
         return Outcome(
             Verdict.CHANGED_SHAPE,
-            f"the anchor occurs {len(lines)} times in {place} (lines {shown}): replacing it is ambiguous",
+            f"the anchor occurs {len(lines)} times in {place} (lines {shown}): replacing it is "
+            "ambiguous",
             was,
             Location(model.path, lines[0]),
             target=place,

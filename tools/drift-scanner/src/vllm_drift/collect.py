@@ -1,7 +1,7 @@
 """Read a piece of source with libcst and write down its facts.
 
-One pass over the tree with a dispatch table instead of libcst's visitors, which enter every blank and
-comma. Knows syntax and `isinstance` narrowing; must not know other modules, trees or surfaces.
+One pass over the tree with a dispatch table instead of libcst's visitors, which enter every blank
+and comma. Knows syntax and `isinstance` narrowing; must not know other modules, trees or surfaces.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def _positions_of(module: cst.Module) -> Any:
     provider = PositionProvider()
     generate = getattr(provider, "_gen", None)
     if generate is not None:
-        # `resolve` also walks the tree for visitors, of which there are none here: half of its time.
+        # `resolve` also walks the tree for visitors, of which there are none here: half of its
+        # time.
         positions = generate(wrapper)
         if positions:
             return positions
@@ -92,7 +93,7 @@ def _cut_statements(
         for node in statements
     ]
     segments = []
-    for node, start, after in zip(statements, starts, [*starts[1:], end]):
+    for node, start, after in zip(statements, starts, [*starts[1:], end], strict=True):
         if not isinstance(node, (cst.FunctionDef, cst.ClassDef)):
             segments.append(Segment("other", "", start, after, start, after))
             continue
@@ -146,8 +147,27 @@ class _Frame:
 _Narrowed = dict[str, tuple[str, ...]]
 _SKIPPED = ("whitespace", "leading_lines", "lines_after", "trailing_whitespace", "header", "footer")
 _SKIPPED_NAMES = frozenset(
-    "lpar rpar lbracket rbracket lbrace rbrace comma semicolon dot equal colon first_colon second_colon "
-    "operator indicator star asynchronous type_comment newline".split()
+    [
+        "lpar",
+        "rpar",
+        "lbracket",
+        "rbracket",
+        "lbrace",
+        "rbrace",
+        "comma",
+        "semicolon",
+        "dot",
+        "equal",
+        "colon",
+        "first_colon",
+        "second_colon",
+        "operator",
+        "indicator",
+        "star",
+        "asynchronous",
+        "type_comment",
+        "newline",
+    ]
 )
 _children_of: dict[type, tuple[str, ...]] = {}
 
@@ -159,8 +179,10 @@ def _children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     if names is None:
         names = _children_of[kind] = tuple(
             f.name
-            for f in fields(kind)  # type: ignore[arg-type]
-            if not f.name.startswith(_SKIPPED) and f.name not in _SKIPPED_NAMES and f.name != "__slots__"
+            for f in fields(kind)
+            if not f.name.startswith(_SKIPPED)
+            and f.name not in _SKIPPED_NAMES
+            and f.name != "__slots__"
         )
     for name in names:
         value = getattr(node, name, None)
@@ -173,9 +195,7 @@ def _children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 class _Collector:
-    def __init__(
-        self, module: cst.Module, positions: Any, *, shift: int, in_class: bool
-    ) -> None:
+    def __init__(self, module: cst.Module, positions: Any, *, shift: int, in_class: bool) -> None:
         self._module = module
         self._positions = positions
         self._shift = shift
@@ -293,9 +313,7 @@ class _Collector:
         finally:
             self._conditions.pop()
             # Only what was known before and was not given a new value meanwhile still holds.
-            self._narrowed = {
-                k: v for k, v in before.items() if self._narrowed.get(k) is not None
-            }
+            self._narrowed = {k: v for k, v in before.items() if self._narrowed.get(k) is not None}
             self._guards = guards
 
     def _forget(self, target: str) -> None:
@@ -303,7 +321,9 @@ class _Collector:
         for known in [k for k in self._narrowed if k == target or k.startswith(target + ".")]:
             del self._narrowed[known]
 
-    def _bind(self, target: cst.CSTNode, value: str, operator: str, annotation: str | None = None) -> None:
+    def _bind(
+        self, target: cst.CSTNode, value: str, operator: str, annotation: str | None = None
+    ) -> None:
         """Record that a target is given a value, and visit what the target reads."""
         if isinstance(target, (cst.Tuple, cst.List)):
             for element in target.elements:
@@ -637,9 +657,7 @@ class _Collector:
                 receiver=receiver,
                 name=name,
                 args=tuple(
-                    Argument(
-                        self._text(a.value), a.keyword.value if a.keyword else None, a.star
-                    )
+                    Argument(self._text(a.value), a.keyword.value if a.keyword else None, a.star)
                     for a in node.args
                 ),
                 line=self._line(node),
@@ -663,9 +681,9 @@ class _Collector:
 
     def _attribute(self, node: cst.Attribute, store: bool = False) -> None:
         value = _dotted(node.value)
-        if not value and isinstance(node.value, cst.Call):
-            if _dotted(node.value.func) in ("cast", "typing.cast", "super"):
-                value = self._text(node.value)
+        if isinstance(node.value, cst.Call):
+            maker = _dotted(node.value.func)
+            value = self._text(node.value) if maker in ("cast", "typing.cast", "super") else ""
         if value:
             name = node.attr.value
             self._frame.attributes.append(
@@ -692,7 +710,11 @@ class _Collector:
 
     def _comprehension(self, node: cst.BaseComp) -> None:
         bound_before = set(self._frame.bound)
-        before, narrowed, count = len(self._frame.reads), self._narrowed, len(self._frame.assignments)
+        before, narrowed, count = (
+            len(self._frame.reads),
+            self._narrowed,
+            len(self._frame.assignments),
+        )
         self._narrowed = dict(narrowed)
         clause: cst.CompFor | None = node.for_in
         while clause is not None:

@@ -98,9 +98,7 @@ def _outcomes(
     subject = before if before is not None and type(before) is type(after) else after
     changes = _COMPARERS[type(subject)](subject, context)
     wrong_now = [o for o in judge(after, context) if not o.is_fine]
-    handled = (
-        before is not None and before != after and not wrong_now
-    )
+    handled = before is not None and before != after and not wrong_now
     problems = [o for o in judge(before, at_old) if not o.is_fine] if before is not None else []
     said = False
     for outcome in changes:

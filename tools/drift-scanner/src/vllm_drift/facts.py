@@ -1,8 +1,8 @@
-"""What the analysis knows of a piece of source: small immutable values, picklable, without positions
-in any tree.
+"""What the analysis knows of a piece of source: small immutable values, picklable, without
+positions in any tree.
 
-Texts of expressions are normalised (`vllm_drift.normal`), so that equal texts mean equal code however
-it was laid out. Lines count from 1. Must not know how facts are collected or judged.
+Texts of expressions are normalised (`vllm_drift.normal`), so that equal texts mean equal code
+however it was laid out. Lines count from 1. Must not know how facts are collected or judged.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Signature:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a call: its text, its keyword where it has one, and `*` or `**` for an unpacking."""
+    """One argument of a call: its text, its keyword where it has one, and `*` or `**` for an
+    unpacking.
+    """
 
     text: str
     keyword: str | None = None
@@ -95,8 +97,8 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """A call. `callee` is the text of what is called; `receiver` and `name` are its two halves around
-    the last dot (`receiver` is empty for a plain name).
+    """A call. `callee` is the text of what is called; `receiver` and `name` are its two halves
+    around the last dot (`receiver` is empty for a plain name).
     """
 
     callee: str
@@ -105,7 +107,9 @@ class Call:
     args: tuple[Argument, ...]
     line: int
     narrowed: tuple[str, ...] = ()
-    """Names of classes one of which the receiver is an instance of here, by `isinstance` or `cast`."""
+    """Names of classes one of which the receiver is an instance of here, by `isinstance` or
+    `cast`.
+    """
 
     @property
     def positional(self) -> tuple[str, ...]:
@@ -116,13 +120,17 @@ class Call:
     def keywords(self) -> tuple[tuple[str, str], ...]:
         """Keyword arguments as (name, text) in order; an unpacking has the name `**`."""
         return tuple(
-            (a.keyword or "**", a.text) for a in self.args if a.keyword is not None or a.star == "**"
+            (a.keyword or "**", a.text)
+            for a in self.args
+            if a.keyword is not None or a.star == "**"
         )
 
 
 @dataclass(frozen=True)
 class AttributeUse:
-    """`value.name` where `value` is a dotted name or `cast(...)`; `store` when it is assigned or deleted."""
+    """`value.name` where `value` is a dotted name or `cast(...)`; `store` when it is assigned or
+    deleted.
+    """
 
     value: str
     name: str
@@ -195,7 +203,9 @@ class Function:
     end: int
     """The last line."""
     kind: str
-    """`function`, `method`, `classmethod`, `staticmethod`, `property`, `setter`, `deleter` or `overload`."""
+    """`function`, `method`, `classmethod`, `staticmethod`, `property`, `setter`, `deleter` or
+    `overload`.
+    """
     signature: Signature
     decorators: tuple[str, ...] = ()
     condition: str = ""
@@ -242,7 +252,9 @@ class Class:
 
 @dataclass(frozen=True)
 class Block:
-    """The facts of one piece of source: what its statements bind, call and read at their own level."""
+    """The facts of one piece of source: what its statements bind, call and read at their own
+    level.
+    """
 
     imports: tuple[Import, ...] = ()
     assignments: tuple[Assignment, ...] = ()

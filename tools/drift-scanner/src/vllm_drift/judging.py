@@ -137,8 +137,8 @@ class View:
         return None if model is None or cls is None else (model, cls)
 
     def nearest(self, module: str, name: str = "") -> Location | None:
-        """The place where somebody would look for a name that is not there: its class, its module, or
-        the package that should hold the module.
+        """The place where somebody would look for a name that is not there: its class, its module,
+        or the package that should hold the module.
         """
         owner = name.rpartition(".")[0]
         if owner:
@@ -172,9 +172,9 @@ class PluginSource:
             known = model.names()
             for qualname in known:
                 last = qualname.rpartition(".")[2]
-                if last == name or last.endswith(ending):
-                    if any(kind == "function" for kind, _ in model.places(qualname)):
-                        yield model, qualname
+                fits = last == name or last.endswith(ending)
+                if fits and any(kind == "function" for kind, _ in model.places(qualname)):
+                    yield model, qualname
             if model.text.count(f"def {name}(") > sum(q.rpartition(".")[2] == name for q in known):
                 for function in walk_functions(tuple(model.functions_mentioning(f"def {name}("))):
                     if "<locals>" in function.qualname and function.name == name:
@@ -187,10 +187,9 @@ class PluginSource:
             if last == method and owner and not owner.endswith("<locals>"):
                 yield model, owner
 
-
     def replacements_of(self, name: str, methods: set[str]) -> Iterator[tuple[ModuleModel, str]]:
-        """Yield the classes that may stand for the package's class `name`: of that name, derived from
-        it, or with all the methods that are called on it.
+        """Yield the classes that may stand for the package's class `name`: of that name, derived
+        from it, or with all the methods that are called on it.
         """
         for dotted in self.tree.files_containing("class "):
             model = self.resolver.model(dotted)
@@ -230,13 +229,14 @@ class Context:
 
 
 _PATCHED = re.compile(
-    r"\b(?:patch\w*|replac\w+|rebind\w*|rebound|wrap\w*|overrid\w+|in place of|swap\w*)\b", re.IGNORECASE
+    r"\b(?:patch\w*|replac\w+|rebind\w*|rebound|wrap\w*|overrid\w+|in place of|swap\w*)\b",
+    re.IGNORECASE,
 )
 
 
 def is_patched(symbol: Symbol) -> bool:
-    """Whether the plugin puts something of its own in the symbol's place: as its keys say, or, where
-    they say nothing about use, as its `why` does.
+    """Whether the plugin puts something of its own in the symbol's place: as its keys say, or,
+    where they say nothing about use, as its `why` does.
     """
     if isinstance(symbol, FunctionShape) and (symbol.replacement is not None or symbol.rebound):
         return True
@@ -244,8 +244,8 @@ def is_patched(symbol: Symbol) -> bool:
 
 
 def is_rebound(symbol: FunctionShape) -> bool:
-    """Whether the plugin assigns to the function's name in its module, so that only what reads the name
-    there sees the replacement.
+    """Whether the plugin assigns to the function's name in its module, so that only what reads the
+    name there sees the replacement.
     """
     if symbol.rebound:
         return True
@@ -268,7 +268,9 @@ def of_changes(
     target: str = "",
     detail: str = "",
 ) -> Outcome:
-    """The outcome of some changes of one thing: `verdict` where one of them breaks, else compatible."""
+    """The outcome of some changes of one thing: `verdict` where one of them breaks, else
+    compatible.
+    """
     severity = worst(changes)
     text = "; ".join(c.text for c in sorted(changes, key=lambda c: -c.severity.rank))
     return Outcome(

@@ -1,9 +1,9 @@
 """A module as the analysis sees it: what it defines, binds, calls and reads, parsed piece by piece.
 
 A `ModuleModel` cuts its text (`segments`), and parses (`collect`) only the pieces that a question
-needs. Facts are kept by the text of the piece, so a function that did not change between two releases
-is parsed once, and on disk by the content of the module. Knows one module at a time; following names
-into other modules is `resolve`'s business.
+needs. Facts are kept by the text of the piece, so a function that did not change between two
+releases is parsed once, and on disk by the content of the module. Knows one module at a time;
+following names into other modules is `resolve`'s business.
 """
 
 from __future__ import annotations
@@ -36,9 +36,13 @@ from vllm_drift.tree import SourceTree
 __all__ = ["FACTS_VERSION", "Binding", "FactStore", "ModuleModel", "load_module"]
 
 FACTS_VERSION = 2
-"""Raise it whenever `segments`, `collect`, `facts` or `normal` say something else about the same text."""
+"""Raise it whenever `segments`, `collect`, `facts` or `normal` say something else about the same
+text.
+"""
 
-_ENVIRONMENT = f"{FACTS_VERSION}-{sys.version_info[0]}.{sys.version_info[1]}-{libcst.LIBCST_VERSION}"
+_ENVIRONMENT = (
+    f"{FACTS_VERSION}-{sys.version_info[0]}.{sys.version_info[1]}-{libcst.LIBCST_VERSION}"
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,9 @@ class Binding:
     condition: str = ""
     """"" (always), `type-checking`, or `conditional`."""
     fact: Import | Assignment | None = None
-    """What the import or assignment says; None for functions and classes (ask the model for those)."""
+    """What the import or assignment says; None for functions and classes (ask the model for
+    those).
+    """
 
     @property
     def at_runtime(self) -> bool:
@@ -80,7 +86,14 @@ class FactStore:
             return {}
         try:
             stored = pickle.loads(data)
-        except (pickle.UnpicklingError, AttributeError, ImportError, TypeError, ValueError, EOFError):
+        except (
+            pickle.UnpicklingError,
+            AttributeError,
+            ImportError,
+            TypeError,
+            ValueError,
+            EOFError,
+        ):
             return {}
         return stored if isinstance(stored, dict) else {}
 
@@ -128,8 +141,9 @@ class ModuleModel:
         dotted: Its name, `vllm.v1.worker.gpu_model_runner`.
         text: Its source.
         path: Its path in the tree.
-        is_package: Whether it is an `__init__.py`; relative imports start from another package then.
-        broken: Why it could not be parsed, or None. Set by the first question that meets the fault;
+        is_package: Whether it is an `__init__.py`; relative imports start from another package
+        then. broken: Why it could not be parsed, or None. Set by the first question that meets the
+        fault;
             such a module defines nothing.
     """
 
@@ -249,7 +263,9 @@ class ModuleModel:
         return owner
 
     def _recut(self) -> bool:
-        """Cut again with a parser. False if that cannot help; `broken` is set if it cannot parse."""
+        """Cut again with a parser. False if that cannot help; `broken` is set if it cannot
+        parse.
+        """
         if self._stored.get("parsed"):
             self.broken = self.broken or "a piece of the module cannot be parsed"
             return False
@@ -273,13 +289,15 @@ class ModuleModel:
     # definitions ----------------------------------------------------------------------------------
 
     def names(self) -> tuple[str, ...]:
-        """Qualified names of the functions and classes of the module body and of its classes' bodies,
-        in source order. Those inside `if` or `try` blocks are left out.
+        """Qualified names of the functions and classes of the module body and of its classes'
+        bodies, in source order. Those inside `if` or `try` blocks are left out.
         """
         return tuple(self._by_name)
 
     def places(self, qualname: str) -> tuple[tuple[str, int], ...]:
-        """The kind (`function`, `class`) and line of each definition among `names`, without parsing."""
+        """The kind (`function`, `class`) and line of each definition among `names`, without
+        parsing.
+        """
         return tuple((s.kind, s.line) for s in self._by_name.get(qualname, ()))
 
     def is_class(self, qualname: str) -> bool:
@@ -287,13 +305,17 @@ class ModuleModel:
         return self.class_(qualname) is not None
 
     def functions(self, qualname: str) -> tuple[Function, ...]:
-        """Every definition of the function, in source order: overloads, property parts, and those in
+        """Every definition of the function, in source order: overloads, property parts, and those
+        in
         `if` or `try` blocks included. Nested functions are asked for as `outer.<locals>.inner`.
         """
         if "<locals>" in qualname:
             outer = qualname.partition(".<locals>.")[0]
             return tuple(
-                f for top in self.functions(outer) for f in _all_nested(top) if f.qualname == qualname
+                f
+                for top in self.functions(outer)
+                for f in _all_nested(top)
+                if f.qualname == qualname
             )
         found = [
             f
@@ -304,7 +326,12 @@ class ModuleModel:
         prefix, _, last = qualname.rpartition(".")
         for block in self._loose_blocks(prefix, last):
             found += [f for f in block.functions if f.qualname == qualname]
-            found += [f for c in _all_classes(block.classes) for f in c.functions if f.qualname == qualname]
+            found += [
+                f
+                for c in _all_classes(block.classes)
+                for f in c.functions
+                if f.qualname == qualname
+            ]
         found = list(dict.fromkeys(found))
         found.sort(key=lambda f: f.line)
         return tuple(found)
@@ -339,8 +366,8 @@ class ModuleModel:
         return end
 
     def function(self, qualname: str) -> Function | None:
-        """The definition that counts at run time: the last one that is no overload, setter, deleter or
-        type-checking stand-in, an unconditional one first.
+        """The definition that counts at run time: the last one that is no overload, setter, deleter
+        or type-checking stand-in, an unconditional one first.
         """
         found = [
             f
@@ -348,7 +375,8 @@ class ModuleModel:
             if f.kind not in ("overload", "setter", "deleter") and f.condition != "type-checking"
         ]
         always = [f for f in found if not f.condition]
-        return (always or found or [None])[-1]
+        counting = always or found
+        return counting[-1] if counting else None
 
     def class_(self, qualname: str) -> Class | None:
         """The class of that qualified name with the fields and imports of its body; `functions` and
@@ -380,7 +408,9 @@ class ModuleModel:
         return None
 
     def class_header(self, qualname: str) -> Class | None:
-        """The class's name, bases, keywords and decorators, without its body; None if there is none."""
+        """The class's name, bases, keywords and decorators, without its body; None if there is
+        none.
+        """
         for segment in reversed(self._by_name.get(qualname, [])):
             if segment.kind == "class":
                 classes = self.block(segment).classes
@@ -412,8 +442,8 @@ class ModuleModel:
             yield from cls.functions
 
     def assigned_to_self(self, qualname: str, name: str) -> int | None:
-        """The line of the first assignment to that attribute of the object in a method of the class's
-        body, or None. Read off the text, strings and comments left out.
+        """The line of the first assignment to that attribute of the object in a method of the
+        class's body, or None. Read off the text, strings and comments left out.
         """
         store = re.compile(
             rf"(?:^|[,(;:])[ \t]*\*?(\w+)\.{re.escape(name)}[ \t]*"
@@ -434,8 +464,8 @@ class ModuleModel:
         return None
 
     def functions_mentioning(self, *words: str) -> Iterator[Function]:
-        """Yield every function of the module and of its classes whose text contains one of the words,
-        nested ones and those in `if` blocks with their outer statement.
+        """Yield every function of the module and of its classes whose text contains one of the
+        words, nested ones and those in `if` blocks with their outer statement.
         """
         for segment in walk(self.segments):
             if segment.kind == "class":
@@ -447,8 +477,8 @@ class ModuleModel:
                     yield from cls.functions
 
     def blocks_mentioning(self, *words: str) -> Iterator[Block]:
-        """Yield the facts of the statements, outside functions, whose text contains one of the words:
-        module level and class level code.
+        """Yield the facts of the statements, outside functions, whose text contains one of the
+        words: module level and class level code.
         """
         for segment in walk(self.segments):
             if segment.kind == "function":
@@ -467,7 +497,9 @@ class ModuleModel:
     # names ----------------------------------------------------------------------------------------
 
     def bindings(self, name: str) -> tuple[Binding, ...]:
-        """What the module body binds to a name, in source order; star imports are not looked into."""
+        """What the module body binds to a name, in source order; star imports are not looked
+        into.
+        """
         found = []
         word = re.compile(rf"\b{re.escape(name)}\b")
         for segment in self.segments:
@@ -538,8 +570,8 @@ class ModuleModel:
     # texts ----------------------------------------------------------------------------------------
 
     def text_of(self, qualname: str) -> str | None:
-        """The source text of a function or class, decorators included; of several definitions the one
-        that counts at run time.
+        """The source text of a function or class, decorators included; of several definitions the
+        one that counts at run time.
         """
         segments = self._by_name.get(qualname, [])
         if len(segments) == 1:
@@ -569,7 +601,8 @@ class ModuleModel:
 
 
 _PLAIN = re.compile(
-    r"(?!(?:import|from|if|try|for|while|with|match|async|del)\b)[A-Za-z_][\w.]*(?:[ \t]*[,:=]|[ \t]*\Z)"
+    r"(?!(?:import|from|if|try|for|while|with|match|async|del)\b)"
+    r"[A-Za-z_][\w.]*(?:[ \t]*[,:=]|[ \t]*\Z)"
 )
 
 

@@ -1,8 +1,8 @@
 """One text for all layouts of the same code: quotes, brackets, line breaks, comments do not count.
 
 Works on source texts through the running interpreter's `ast`; a text in a newer syntax than that
-falls back to its own words with blanks collapsed, which is stable but less forgiving. Knows no module
-and no symbol.
+falls back to its own words with blanks collapsed, which is stable but less forgiving. Knows no
+module and no symbol.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def expression(text: str) -> str:
 
 @functools.lru_cache(maxsize=16384)
 def annotation(text: str) -> str:
-    """Normalise an annotation: quotes around types, `Optional`, `Union` and `typing.List` go, and the
-    members of a union are sorted.
+    """Normalise an annotation: quotes around types, `Optional`, `Union` and `typing.List` go, and
+    the members of a union are sorted.
     """
     if _DOTTED.match(text) and "." not in text and text not in _TYPING:
         return text
@@ -45,8 +45,8 @@ def annotation(text: str) -> str:
 
 
 def statements(text: str) -> str:
-    """Normalise whole statements: layout, comments, docstrings, annotations and the order of adjacent
-    imports do not count. The text may be indented.
+    """Normalise whole statements: layout, comments, docstrings, annotations and the order of
+    adjacent imports do not count. The text may be indented.
     """
     tree = _parse(text)
     if tree is None:
@@ -57,7 +57,8 @@ def statements(text: str) -> str:
 def body(text: str) -> str:
     """Normalise the body of the function, or the whole class, that `text` defines.
 
-    A function's name, signature and decorators do not count; of a class everything but its name does.
+    A function's name, signature and decorators do not count; of a class everything but its name
+    does.
     """
     tree = _parse(text)
     if tree is None:
@@ -109,9 +110,11 @@ def _gather(node: ast.expr, values: set[object], names: set[str]) -> bool:
     if isinstance(node, ast.Starred):
         return _gather(node.value, values, names)
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-        return all([_gather(item, values, names) for item in node.elts])
+        told = [_gather(item, values, names) for item in node.elts]
+        return all(told)
     if isinstance(node, ast.Dict):
-        return all([k is not None and _gather(k, values, names) for k in node.keys])
+        told = [k is not None and _gather(k, values, names) for k in node.keys]
+        return all(told)
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.BitOr)):
         return all([_gather(node.left, values, names), _gather(node.right, values, names)])
     if isinstance(node, ast.Subscript):
@@ -122,7 +125,8 @@ def _gather(node: ast.expr, values: set[object], names: set[str]) -> bool:
     if isinstance(node, ast.Call) and not node.keywords:
         head = ast.unparse(node.func).rpartition(".")[2]
         if head in ("frozenset", "set", "tuple", "list", "get_args", "MappingProxyType"):
-            return all([_gather(item, values, names) for item in node.args])
+            told = [_gather(item, values, names) for item in node.args]
+            return all(told)
     return False
 
 

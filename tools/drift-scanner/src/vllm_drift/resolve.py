@@ -1,8 +1,8 @@
 """Follow names through a release: imports, re-exports, aliases, star imports, inheritance.
 
 Answers are witnesses: where a name was found and over which steps. Where source does not tell (a
-module outside the tree, a module-level `__getattr__`, a base class that is computed) the answer says
-so instead of guessing. Knows no surface and no verdict.
+module outside the tree, a module-level `__getattr__`, a base class that is computed) the answer
+says so instead of guessing. Knows no surface and no verdict.
 """
 
 from __future__ import annotations
@@ -20,8 +20,31 @@ from vllm_drift.tree import SourceTree
 __all__ = ["Member", "Resolution", "Resolver", "preferred"]
 
 _KNOWN_OUTSIDE = frozenset(
-    "object ABC Generic Protocol NamedTuple TypedDict Enum IntEnum StrEnum IntFlag Flag str int float tuple "
-    "list dict set type Exception ValueError RuntimeError Struct".split()
+    [
+        "object",
+        "ABC",
+        "Generic",
+        "Protocol",
+        "NamedTuple",
+        "TypedDict",
+        "Enum",
+        "IntEnum",
+        "StrEnum",
+        "IntFlag",
+        "Flag",
+        "str",
+        "int",
+        "float",
+        "tuple",
+        "list",
+        "dict",
+        "set",
+        "type",
+        "Exception",
+        "ValueError",
+        "RuntimeError",
+        "Struct",
+    ]
 )
 """Bases from outside the tree that add no attribute of a name somebody would look for here."""
 
@@ -30,7 +53,8 @@ _KNOWN_OUTSIDE = frozenset(
 class Resolution:
     """Where a name leads.
 
-    `status` is `found` (a definition in the tree), `outside` (the definition is in another package),
+    `status` is `found` (a definition in the tree), `outside` (the definition is in another
+    package),
     `missing` (nothing binds the name) or `unknown` (source does not tell; `reason` says why).
     """
 
@@ -127,7 +151,9 @@ class Resolver:
         model = self.model(module)
         if model is None:
             status = "missing" if self._inside(module) else "outside"
-            return Resolution(status, module, ".".join(parts), hops=hops, reason=f"no module {module}")
+            return Resolution(
+                status, module, ".".join(parts), hops=hops, reason=f"no module {module}"
+            )
         if (module, name) in seen:
             return Resolution(
                 "unknown", module, name, path=model.path, hops=hops, reason="imports in a circle"
@@ -143,7 +169,8 @@ class Resolver:
         if not bindings:
             return self._unbound(model, parts, typing, hops, seen)
         outcomes = [
-            self._follow(model, binding, rest, typing, hops, seen) for binding in preferred(bindings)
+            self._follow(model, binding, rest, typing, hops, seen)
+            for binding in preferred(bindings)
         ]
         return next((o for o in outcomes if o.found), outcomes[0])
 
@@ -167,18 +194,32 @@ class Resolver:
                 found = self._resolve(target, [fact.name, *rest], typing, hops, seen)
                 if found.status != "missing" or self.model(f"{target}.{fact.name}") is None:
                     return found
-            return self._in_module(f"{target}.{fact.name}", rest, typing, hops, seen, model, fact.line)
+            return self._in_module(
+                f"{target}.{fact.name}", rest, typing, hops, seen, model, fact.line
+            )
         if isinstance(fact, Assignment):
-            if re.fullmatch(r"[A-Za-z_][\w.]*", fact.value) and fact.value not in ("None", "True", "False"):
+            if re.fullmatch(r"[A-Za-z_][\w.]*", fact.value) and fact.value not in (
+                "None",
+                "True",
+                "False",
+            ):
                 hop = (*hops, f"{model.dotted}:{fact.line}")
-                alias = self._resolve(model.dotted, [*fact.value.split("."), *rest], typing, hop, seen)
+                alias = self._resolve(
+                    model.dotted, [*fact.value.split("."), *rest], typing, hop, seen
+                )
                 if alias.found:
                     return alias
             if rest:
                 return Resolution(
-                    "unknown", model.dotted, ".".join([binding.name, *rest]), "assignment", binding.line,
-                    model.path, hops, f"{binding.name} is {_short(fact.value)}, computed at run time",
-                )  # fmt: skip
+                    "unknown",
+                    model.dotted,
+                    ".".join([binding.name, *rest]),
+                    "assignment",
+                    binding.line,
+                    model.path,
+                    hops,
+                    f"{binding.name} is {_short(fact.value)}, computed at run time",
+                )
             return Resolution(
                 "found", model.dotted, binding.name, "assignment", binding.line, model.path, hops
             )
@@ -192,12 +233,24 @@ class Resolver:
             function = model.function(".".join([binding.name, *rest]))
             if function is not None:
                 return Resolution(
-                    "found", model.dotted, function.qualname, "function", function.line, model.path, hops
+                    "found",
+                    model.dotted,
+                    function.qualname,
+                    "function",
+                    function.line,
+                    model.path,
+                    hops,
                 )
         return Resolution(
-            "missing", model.dotted, ".".join([binding.name, *rest]), "", binding.line, model.path, hops,
+            "missing",
+            model.dotted,
+            ".".join([binding.name, *rest]),
+            "",
+            binding.line,
+            model.path,
+            hops,
             f"{binding.name} is a function",
-        )  # fmt: skip
+        )
 
     def _in_module(
         self,
@@ -242,11 +295,15 @@ class Resolver:
                 continue
             if not self.exports(target, name):
                 continue
-            found = self._resolve(target, parts, typing, (*hops, f"{model.dotted}:{star.line}"), seen)
+            found = self._resolve(
+                target, parts, typing, (*hops, f"{model.dotted}:{star.line}"), seen
+            )
             if found.status != "missing":
                 return found
         if model.is_package and self.model(f"{model.dotted}.{name}") is not None:
-            return self._in_module(f"{model.dotted}.{name}", parts[1:], typing, hops, seen, model, 1)
+            return self._in_module(
+                f"{model.dotted}.{name}", parts[1:], typing, hops, seen, model, 1
+            )
         getattr_ = [b for b in model.bindings("__getattr__") if b.kind == "function"]
         if getattr_:
             lazy = _lazy_target(model, name)
@@ -267,7 +324,8 @@ class Resolver:
         if outside:
             return Resolution(
                 "unknown", model.dotted, ".".join(parts), "", 1, model.path, hops,
-                f"it may come with the star import from {outside[0]}, which is not in {self.tree.label}",
+                f"it may come with the star import from {outside[0]}, which is not in "
+                f"{self.tree.label}",
             )  # fmt: skip
         return Resolution(
             "missing", model.dotted, ".".join(parts), "", 1, model.path, hops,
@@ -316,7 +374,13 @@ class Resolver:
             function = owner_model.function(qualname)
             if function is not None:
                 return Resolution(
-                    "found", owner_module, qualname, "function", function.line, owner_model.path, hops
+                    "found",
+                    owner_module,
+                    qualname,
+                    "function",
+                    function.line,
+                    owner_model.path,
+                    hops,
                 )
             inner = owner_model.class_(qualname)
             if inner is not None:
@@ -378,7 +442,9 @@ class Resolver:
         return None if model is None else model.class_(cls)
 
     def function_facts(self, module: str, name: str) -> Function | None:
-        """The function that a dotted name in a module leads to, in its own module's place; or None."""
+        """The function that a dotted name in a module leads to, in its own module's place; or
+        None.
+        """
         found = self.resolve(module, name)
         if not found.found or found.kind != "function":
             return None
@@ -386,7 +452,9 @@ class Resolver:
         return None if model is None else model.function(found.qualname)
 
     def member(self, module: str, cls: str, name: str) -> Member | None:
-        """Find an attribute of a class or of its bases: method, property, field, or assigned to self."""
+        """Find an attribute of a class or of its bases: method, property, field, or assigned to
+        self.
+        """
         for owner_module, owner in self.mro(module, cls):
             if owner is None:
                 continue
@@ -455,7 +523,9 @@ def preferred(bindings: tuple[Binding, ...]) -> list[Binding]:
 
 
 def _lazy_target(model: ModuleModel, name: str) -> tuple[str, str] | None:
-    """What a table for a module-level `__getattr__` says of a name: `"Name": ".module:attribute"`."""
+    """What a table for a module-level `__getattr__` says of a name: `"Name":
+    ".module:attribute"`.
+    """
     quoted = re.escape(name)
     match = re.search(rf"""["']{quoted}["']\s*:\s*["'](\.*)([\w.]+):([\w.]+)["']""", model.text)
     if match is None:
@@ -466,7 +536,9 @@ def _lazy_target(model: ModuleModel, name: str) -> tuple[str, str] | None:
 
 
 def _answered(model: ModuleModel, name: str) -> int | None:
-    """The line where a module with a `__getattr__` deals with a name: a key of a table, or a test."""
+    """The line where a module with a `__getattr__` deals with a name: a key of a table, or a
+    test.
+    """
     quoted = re.escape(name)
     match = re.search(rf"""["']{quoted}["']\s*:|==\s*["']{quoted}["']""", model.text)
     return model.text.count("\n", 0, match.start()) + 1 if match else None

@@ -28,7 +28,7 @@ _LEXEME = re.compile(
 )
 _OPENING, _CLOSING = frozenset("[({"), frozenset("])}")
 _HEAD = re.compile(
-    r"(?P<indent>[ \t\f]*)(?:(?P<decorator>@)|(?:async[ \t]+)?(?P<word>def|class)[ \t]+(?P<name>\w+))?"
+    r"[ \t\f]*(?:(?P<decorator>@)|(?:async[ \t]+)?(?P<word>def|class)[ \t]+(?P<name>\w+))?"
 )
 _CONTINUES = re.compile(r"[ \t]*(?:else|elif|except|finally)\b")
 _ONE_LINE_SUITE = re.compile(r":[ \t]*(?:#[^\n]*)?$")
@@ -129,7 +129,8 @@ def _logical_lines(text: str) -> list[int]:
 def _cut_block(
     lines: list[str], starts: list[int], first: int, stop: int, end_line: int, prefix: str
 ) -> tuple[Segment, ...]:
-    """Cut the statements whose logical lines are `starts[first:stop]`, which share an indentation.
+    """Cut the statements whose logical lines are `starts[first:stop]`, which share an
+    indentation.
     """
     if first == stop:
         return ()

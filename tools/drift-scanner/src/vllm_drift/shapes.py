@@ -25,7 +25,14 @@ __all__ = [
 ]
 
 _SHAPING = frozenset(
-    {"contextmanager", "asynccontextmanager", "classmethod", "staticmethod", "property", "cached_property"}
+    {
+        "contextmanager",
+        "asynccontextmanager",
+        "classmethod",
+        "staticmethod",
+        "property",
+        "cached_property",
+    }
 )
 """Decorators that change how a function is called."""
 
@@ -39,7 +46,9 @@ class Change:
     name: str = ""
     """The parameter, keyword or field that it is about, where there is one."""
     kind: str = ""
-    """`added`, `removed`, `renamed`, `reordered`, `required`, `default`, `kind`, `returns`, `async`, ..."""
+    """`added`, `removed`, `renamed`, `reordered`, `required`, `default`, `kind`, `returns`,
+    `async`, ...
+    """
 
     @property
     def breaks(self) -> bool:
@@ -50,11 +59,9 @@ class Change:
 # signatures ---------------------------------------------------------------------------------------
 
 
-def signature_changes(
-    old: Signature, new: Signature, *, declared: bool = False
-) -> list[Change]:
-    """How a signature changed. `declared`: the old one was written by a plugin's author, who may have
-    left out annotations; and `...` as a default stands for any default.
+def signature_changes(old: Signature, new: Signature, *, declared: bool = False) -> list[Change]:
+    """How a signature changed. `declared`: the old one was written by a plugin's author, who may
+    have left out annotations; and `...` as a default stands for any default.
     """
     changes = [*_parameter_changes(old, new), *_order_changes(old, new)]
     if old.is_async != new.is_async and not declared:
@@ -88,9 +95,7 @@ def function_changes(old: Function, new: Function) -> list[Change]:
 
 
 def _async_change(now_async: bool) -> Change:
-    return Change(
-        "it is async now" if now_async else "it is not async any more", kind="async"
-    )
+    return Change("it is async now" if now_async else "it is not async any more", kind="async")
 
 
 def _shaping(decorators: tuple[str, ...]) -> list[str]:
@@ -115,14 +120,16 @@ def _parameter_changes(old: Signature, new: Signature) -> list[Change]:
             changes.append(Change(f"it takes no {_starred(parameter)} any more", kind="removed"))
         else:
             changes.append(
-                Change(f"parameter {parameter.name} was removed", name=parameter.name, kind="removed")
+                Change(
+                    f"parameter {parameter.name} was removed", name=parameter.name, kind="removed"
+                )
             )
     for parameter in fresh:
         changes.append(_added(parameter, old, new))
-    for before in old.parameters:
-        after = new.get(before.name)
-        if after is not None:
-            changes += _same_name(before, after)
+    for parameter in old.parameters:
+        still = new.get(parameter.name)
+        if still is not None:
+            changes += _same_name(parameter, still)
     return changes
 
 
@@ -140,7 +147,8 @@ def _renamed(
     loose = [p for p in gone if p.kind == "keyword-only"]
     candidates = [p for p in fresh if p.kind == "keyword-only"]
     if len(loose) == len(candidates) == 1 and (
-        loose[0].default == candidates[0].default and loose[0].annotation == candidates[0].annotation
+        loose[0].default == candidates[0].default
+        and loose[0].annotation == candidates[0].annotation
     ):
         pairs.append((loose[0], candidates[0]))
     return pairs
@@ -185,9 +193,7 @@ def _same_name(before: Parameter, after: Parameter) -> list[Change]:
     if before.default is not None and after.default is None and after.required:
         changes.append(Change(f"parameter {name} is required now", name=name, kind="required"))
     elif before.default is None and after.default is not None:
-        changes.append(
-            Change(f"parameter {name} is optional now", Severity.INFO, name, "optional")
-        )
+        changes.append(Change(f"parameter {name} is optional now", Severity.INFO, name, "optional"))
     elif before.default != after.default and "..." not in (before.default, after.default):
         changes.append(
             Change(
@@ -254,10 +260,10 @@ def binding_problem(signature: Signature, call: Call, *, bound: bool) -> str | N
     open_positions = any(a.star == "*" for a in call.args)
     open_keywords = any(a.star == "**" for a in call.args)
     count = len(call.positional)
-    if not open_positions and count > len(positional):
-        if not any(p.kind == "*args" for p in parameters):
-            extra = call.positional[len(positional)]
-            return f"it passes {count} positional arguments, {extra} among them"
+    room = any(p.kind == "*args" for p in parameters) or count <= len(positional)
+    if not open_positions and not room:
+        extra = call.positional[len(positional)]
+        return f"it passes {count} positional arguments, {extra} among them"
     filled = {p.name for p in positional[:count]}
     for keyword, _ in call.keywords:
         if keyword == "**":

@@ -89,7 +89,8 @@ def find_named(resolver: Resolver, module: str, qualname: str, *, kind: str) -> 
 def find_moved(
     old: Resolver, new: Resolver, module: str, qualname: str, *, kind: str
 ) -> Candidate | None:
-    """Where in the new release the old release's definition went, or None if nowhere that can be told.
+    """Where in the new release the old release's definition went, or None if nowhere that can be
+    told.
 
     `module` and `qualname` name the definition in the old release, where it stands there.
     """
