@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from engines import SUFFIX, EngineResult, model_path, run_engine
-from prompts import ALL, COPIES, EDITS, arrivals
-
-GREEDY = {"temperature": 0.0, "max_tokens": 48}
+from prompts import ALL, EDITS, GREEDY, SAMPLED, arrivals
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +55,7 @@ def drafting(folder: Path, smollm: str) -> EngineResult:
             greedy_run(),
             {**greedy_run("again"), "ids": "greedy"},
             aborted,
-            {"name": "sampled", "prompts": [*EDITS, *COPIES], "sampling": sampled},
+            {"name": "sampled", "prompts": SAMPLED, "sampling": sampled},
             {"name": "several", "prompts": EDITS[:2], "sampling": {**sampled, "n": 3}},
         ],
     )

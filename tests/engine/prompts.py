@@ -97,6 +97,13 @@ ALL: list[str] = [*EDITS, *COPIES, *EXTRACTS, *OPEN, *PLAIN, *LONG]
 """26 prompts, from one token to about a thousand."""
 
 
+SAMPLED: list[str] = [*EDITS, *COPIES, *EXTRACTS]
+"""Those of which sampling, too, copies something."""
+
+GREEDY = {"temperature": 0.0, "max_tokens": 48}
+"""Sampling parameters under which two runs must agree token by token."""
+
+
 def arrivals(count: int) -> list[int]:
     """The engine step before which each prompt is added: some at once, the others one by one."""
     return [0 if place % 3 == 0 else 4 * place for place in range(count)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import GREEDY
 from engines import SUFFIX, run_engine
-from prompts import ALL, arrivals
+from prompts import ALL, GREEDY, arrivals
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
 CUSTOM_CLASS = {
