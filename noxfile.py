@@ -14,8 +14,9 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import nox
@@ -29,7 +30,13 @@ nox.options.reuse_venv = "yes"
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from vllm_env import Environment, EnvironmentUnavailable, Pin, read_pins  # noqa: E402
+from vllm_env import (  # noqa: E402
+    Environment,
+    EnvironmentUnavailable,
+    Pin,
+    read_pins,
+    torch_options,
+)
 
 PIN_TABLE = nox.project.load_toml(str(ROOT / "pins.toml"))
 PINS = read_pins(PIN_TABLE)
@@ -159,22 +166,52 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/bench.py", *(session.posargs or report))
 
 
+@nox.session
+def acceptance(session: nox.Session) -> None:
+    """Accepted tokens on every trace, exact and default mode, alone and under load."""
+    _bench_environment(session)
+    report = ["--report", "docs/acceptance.md"]
+    session.run("python", "benchmarks/acceptance.py", *(session.posargs or report))
+
+
+@nox.session
+def drift(session: nox.Session) -> None:
+    """Our surface in every final release of vLLM since 0.11.0, from the index: docs/drift/."""
+    session.install("-e", "packages/compat", "-e", "tools/drift-scanner", *TEST_TOOLS)
+    session.run("pytest", "tools/drift-scanner/tests", "-m", "network")
+    surface = "packages/compat/src/drafter_compat/surfaces/vllm_drafter.toml"
+    ledger = [("markdown", "md"), ("json", "json"), ("html", "html")]
+    write = [f"--write={style}=docs/drift/ledger.{ending}" for style, ending in ledger]
+    # --facts-only: no vLLM source in the repository.
+    options = ("--surface", surface, "--facts-only", *write, *session.posargs)
+    session.run("vllm-drift", "ledger", ">=0.11.0", *options)
+
+
 def _bench_environment(session: nox.Session) -> None:
-    ours = ("packages/drafter-core[simulate]", "packages/compat", "tools/drift-scanner")
-    session.install("-r", "benchmarks/requirements.txt", *ours)
-    # The peer without what it requires, vLLM above all. Building it takes some minutes.
-    session.install("--no-deps", "-r", "benchmarks/peer.txt")
+    session.install("-r", "benchmarks/requirements.txt", *_editable())
+
+    def run(command: Sequence[str]) -> int:
+        return subprocess.run(command, check=False, capture_output=True).returncode
+
+    # The peer is built against torch and installed without what else it requires, vLLM above all.
+    options = torch_options(Path(session.bin, "python"), DEFAULT_PIN.torch, run)
+    torch = f"torch=={DEFAULT_PIN.torch}+cpu"
+    session.install(torch, "-r", "benchmarks/build-peer.txt", *options)
+    session.install("--no-deps", "--no-build-isolation", "-r", "benchmarks/peer.txt")
 
 
 def _editable() -> list[str]:
-    """Return pip's arguments for every package and what its own tests need (its extra `test`)."""
-    return [word for package in PACKAGES for word in ("-e", f"{package}[test]")]
+    """Return pip's arguments for every package with its extras, and what its own tests need."""
+    extras = {"packages/drafter-core": "simulate,test"}
+    named = [f"{package}[{extras.get(package, 'test')}]" for package in PACKAGES]
+    return [word for name in named for word in ("-e", name)]
 
 
 def _unit_tests(session: nox.Session) -> None:
     session.install(*TEST_TOOLS, *_editable())
     tests = [f"{package}/tests" for package in (*PACKAGES, "tools/demo")]
-    session.run("pytest", *tests, *session.posargs)
+    # What needs the index belongs to the drift session.
+    session.run("pytest", "-m", "not network", *tests, *session.posargs)
 
 
 def _vllm_with_our_wheels(

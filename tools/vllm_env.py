@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,31 @@ def _python_version(executable: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def torch_options(python: Path, torch: str, run: Callable[[Sequence[str]], int]) -> list[str]:
+    """Return the pip options that find a CPU build of torch: none if pip does as configured.
+
+    Args:
+        python: the interpreter that torch is for.
+        torch: its version, without the local part.
+        run: runs a command and returns its exit code.
+
+    Raises:
+        EnvironmentUnavailable: there is no such build.
+    """
+    wanted = f"torch=={torch}+cpu"
+    look = [str(python), "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed"]
+    for options in ([], ["--extra-index-url", TORCH_CPU_INDEX]):
+        where = "PyTorch's index of CPU wheels" if options else "pip's own configuration"
+        print(f"  looking for {wanted} with {where} ...", flush=True)
+        if run([*look, wanted, *options]) == 0:
+            return options
+    raise EnvironmentUnavailable(
+        f"no CPU build of torch {torch} for Python {_python_version(str(python))}: neither pip as "
+        f"configured nor {TORCH_CPU_INDEX} offers {wanted}. Without network access to it, put its "
+        f"wheel into a directory and name that directory in PIP_FIND_LINKS"
+    )
+
+
 class Environment:
     """A virtual environment below ``build/envs`` and the steps that fill it."""
 
@@ -175,7 +200,7 @@ class Environment:
             str(self.path),
         ]
         self._run("creating the environment", virtualenv, "is virtualenv installed beside nox?")
-        index = self._torch_index()
+        index = torch_options(self.python, self.pin.torch, self._logged)
         self._pip(
             f"torch {self.pin.torch} (CPU build, about 200 MB)",
             [f"torch=={self.pin.torch}+cpu"],
@@ -194,32 +219,6 @@ class Environment:
                 f"import:\n{self._import_error()}\nDelete that directory and try again; if it "
                 f"stays, see {self.log} for what pip chose"
             )
-
-    def _torch_index(self) -> list[str]:
-        """Return the pip options that find a CPU build of torch: none if pip does as configured."""
-        wanted = f"torch=={self.pin.torch}+cpu"
-        look = [
-            str(self.python),
-            "-m",
-            "pip",
-            "install",
-            "--dry-run",
-            "--no-deps",
-            "--ignore-installed",
-            wanted,
-        ]
-        for options in ([], ["--extra-index-url", TORCH_CPU_INDEX]):
-            where = "PyTorch's index of CPU wheels" if options else "pip's own configuration"
-            print(f"  looking for {wanted} with {where} ...", flush=True)
-            if self._logged([*look, *options]) == 0:
-                return options
-        raise EnvironmentUnavailable(
-            f"no CPU build of torch {self.pin.torch} for Python "
-            f"{_python_version(str(self.python))}: neither pip as configured nor "
-            f"{TORCH_CPU_INDEX} offers {wanted}. Without network access to it, put its wheel into "
-            "a directory and name that directory in PIP_FIND_LINKS. pip's words are at the end "
-            f"of {self.log}"
-        )
 
     def _pip(self, what: str, requirements: Sequence[str], options: Sequence[str]) -> None:
         # As a line of its own, torch cannot be replaced by a CUDA build while the rest is resolved.

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import vllm_env
 from packaging.version import Version
-from vllm_env import Environment, EnvironmentUnavailable, Pin
+from vllm_env import (
+    TORCH_CPU_INDEX,
+    Environment,
+    EnvironmentUnavailable,
+    Pin,
+    torch_options,
+)
 
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 PIN = {"vllm": "1.2.3", "python": "3.11", "torch": "2.0.0", "level": "engine"}
@@ -55,34 +62,29 @@ def dry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Environment, l
     return environment, commands
 
 
-def test_the_configured_index_is_asked_before_pytorchs_own(
-    dry: tuple[Environment, list[list[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment, commands = dry
-    monkeypatch.setattr(
-        environment,
-        "_logged",
-        lambda command: commands.append(command) or int(vllm_env.TORCH_CPU_INDEX not in command),
+def test_the_configured_index_is_asked_before_pytorchs_own() -> None:
+    commands: list[list[str]] = []
+
+    def run(command: Sequence[str]) -> int:
+        commands.append(list(command))
+        return int(TORCH_CPU_INDEX not in command)
+
+    found = torch_options(Path("python"), "2.0.0", run)
+    assert found == ["--extra-index-url", TORCH_CPU_INDEX]
+    assert [TORCH_CPU_INDEX in command for command in commands] == [False, True]
+
+
+def test_where_pip_finds_a_cpu_build_no_index_is_added() -> None:
+    commands: list[Sequence[str]] = []
+    assert (
+        torch_options(Path("python"), "2.0.0", lambda command: commands.append(command) or 0) == []
     )
-    assert environment._torch_index() == ["--extra-index-url", vllm_env.TORCH_CPU_INDEX]
-    assert [vllm_env.TORCH_CPU_INDEX in command for command in commands] == [False, True]
-
-
-def test_where_pip_finds_a_cpu_build_no_index_is_added(
-    dry: tuple[Environment, list[list[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment, commands = dry
-    monkeypatch.setattr(environment, "_logged", lambda command: commands.append(command) or 0)
-    assert environment._torch_index() == []
     assert len(commands) == 1
 
 
-def test_where_no_index_has_a_cpu_build_the_error_says_what_to_do(
-    dry: tuple[Environment, list[list[str]]],
-) -> None:
-    environment, _ = dry
+def test_where_no_index_has_a_cpu_build_the_error_says_what_to_do() -> None:
     with pytest.raises(EnvironmentUnavailable, match="PIP_FIND_LINKS"):
-        environment._torch_index()
+        torch_options(Path(sys.executable), "2.0.0", lambda command: 1)
 
 
 def test_torch_is_pinned_in_every_installation(
