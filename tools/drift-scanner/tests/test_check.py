@@ -135,6 +135,19 @@ def test_a_plugin_with_a_call_for_each_release_is_not_broken_by_the_other_one():
     assert drift(report) == []
 
 
+def test_a_decorator_that_loses_a_parameter_which_the_plugin_does_not_pass_is_no_drift():
+    plugin = "from vllm.wrap import wrap\n@wrap\nclass Mine: ...\n"
+    old = {"vllm/wrap.py": "def wrap(cls=None, *, eager=False, more=None): ...\n"}
+    new = {"vllm/wrap.py": "def wrap(cls=None, *, eager=False): ...\n"}
+    assert drift(check(plugin, old, new)) == []
+
+
+def test_a_module_of_the_plugin_that_cannot_be_parsed_is_named():
+    report = check("from vllm.engine import run\nrun(None, []\n", {"vllm/engine.py": ENGINE}, {})
+    assert report.exit_code == 2
+    assert any("plug/__init__.py" in note for note in report.notes)
+
+
 def test_arguments_by_position_that_swap_places_are_a_changed_shape():
     plugin = CALLS_STEP.replace("[1], wait=False", "[1], False")
     finding = only(check(plugin, *changed("tokens, wait=True):", "wait, tokens=()):")))

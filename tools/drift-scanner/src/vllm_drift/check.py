@@ -10,7 +10,7 @@ from drafter_compat.surface import Surface
 from vllm_drift.cache import Cache
 from vllm_drift.compare import compare_surface
 from vllm_drift.findings import Report, ScannedRelease, with_first_seen
-from vllm_drift.infer import infer_surface
+from vllm_drift.infer import infer_surface, unreadable_modules
 from vllm_drift.tree import SourceTree
 
 __all__ = ["check_plugin"]
@@ -55,7 +55,11 @@ def _scanned(tree: SourceTree) -> ScannedRelease:
 
 
 def _notes(surface: Surface, plugin: SourceTree) -> tuple[str, ...]:
-    return (
+    notes = [
         f"the surface ({len(surface)} symbols) was inferred from the source of "
-        f"{plugin.package} {plugin.label}",
-    )
+        f"{plugin.package} {plugin.label}"
+    ]
+    unreadable = unreadable_modules(plugin)
+    if unreadable:
+        notes.append(f"not read, because they are no Python that parses: {', '.join(unreadable)}")
+    return tuple(notes)

@@ -34,7 +34,7 @@ from drafter_compat.surface import (
     Symbol,
 )
 from vllm_drift.infer_plugin import Plugin, PluginClass
-from vllm_drift.infer_release import Definition, Release
+from vllm_drift.infer_release import Definition, Release, parse_quietly
 from vllm_drift.infer_uses import Place, Use, Uses, find_uses, replacement_signature
 from vllm_drift.infer_values import Local, Ref, signature_text
 from vllm_drift.tree import SourceTree
@@ -44,7 +44,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["infer_surface"]
+__all__ = ["infer_surface", "unreadable_modules"]
 
 _GROUPS = {
     "general_plugins": "DEFAULT_PLUGINS_GROUP",
@@ -93,6 +93,15 @@ def infer_surface(
         symbols=(*symbols.build(), *_entry_points(plugin, package, known)),
         source=f"inferred from {plugin.label}",
     )
+
+
+def unreadable_modules(plugin: SourceTree) -> list[str]:
+    """The paths of the plugin's modules that this Python cannot parse, and that `infer` skips."""
+    return [
+        plugin.path(dotted)
+        for dotted in plugin.modules()
+        if parse_quietly(plugin.text(dotted) or "") is None
+    ]
 
 
 @dataclass
