@@ -200,16 +200,15 @@ def eviction(contestant: str, tokens: int, limit: int = 1000, length: int = 400)
 
 
 def start_up(contestant: str) -> dict[str, Any]:
-    """Seconds from the start of the interpreter's main module to the first draft."""
+    """Seconds from the start of this file to the first draft; the interpreter has started then."""
     cache = make(contestant, -1)
-    imported = time.perf_counter()
     tokens = np.arange(100, dtype=np.int32) % 20
     cache.start("first", tokens)
     cache.append("first", tokens)
     draft = cache.draft("first", tokens[-24:])
     return {
-        "import_seconds": imported - STARTED,
-        "first_draft_seconds": time.perf_counter() - STARTED,
+        "wall": time.perf_counter() - STARTED,
+        "processor": time.process_time(),
         "drafted": len(draft),
     }
 
