@@ -92,8 +92,9 @@ def _cut_statements(
         min(int(positions[part].start.line) for part in (node, *getattr(node, "decorators", ())))
         for node in statements
     ]
+    ends = [*starts[1:], end][: len(starts)]
     segments = []
-    for node, start, after in zip(statements, starts, [*starts[1:], end], strict=True):
+    for node, start, after in zip(statements, starts, ends, strict=True):
         if not isinstance(node, (cst.FunctionDef, cst.ClassDef)):
             segments.append(Segment("other", "", start, after, start, after))
             continue
