@@ -13,7 +13,7 @@ MAX_MODEL_LEN = 256
 
 
 def _call(target: Any, values: dict[str, Any]) -> Any:
-    """Call with those of the values that this release's signature has, and its defaults for the rest."""
+    """Call with the values that this release's signature has, and its defaults for the rest."""
     accepted = inspect.signature(target).parameters
     return target(**{name: value for name, value in values.items() if name in accepted})
 
@@ -21,8 +21,8 @@ def _call(target: Any, values: dict[str, Any]) -> Any:
 class Batch:
     """An `InputBatch` and the states of its requests, through its own methods only.
 
-    The one thing that the runner does to the batch by hand is done by hand here too: writing the sampled ids into
-    `token_ids_cpu` behind the request's tokens.
+    The one thing that the runner does to the batch by hand is done by hand here too: writing the
+    sampled ids into `token_ids_cpu` behind the request's tokens.
     """
 
     def __init__(self, *, rows: int = 8, num_speculative_tokens: int = 24) -> None:
@@ -87,7 +87,9 @@ class Batch:
             start = int(batch.num_tokens_no_spec[row])
             batch.token_ids_cpu[row, start : start + len(ids)] = ids
             batch.num_tokens_no_spec[row] = start + len(ids)
-            if hasattr(batch, "num_tokens"):  # earlier releases count the tokens with and without drafts
+            if hasattr(
+                batch, "num_tokens"
+            ):  # earlier releases count the tokens with and without drafts
                 batch.num_tokens[row] = start + len(ids)
             self.states[req_id].output_token_ids.extend(ids)
             by_row.append(list(ids))
@@ -96,4 +98,7 @@ class Batch:
     def tokens(self, req_id: str) -> list[int]:
         """Prompt and output of a request, as the batch has them."""
         row = self.input_batch.req_id_to_index[req_id]
-        return [int(t) for t in self.input_batch.token_ids_cpu[row, : self.input_batch.num_tokens_no_spec[row]]]
+        return [
+            int(t)
+            for t in self.input_batch.token_ids_cpu[row, : self.input_batch.num_tokens_no_spec[row]]
+        ]

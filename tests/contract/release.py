@@ -1,9 +1,9 @@
-"""Lay out the Python source of one real vLLM release, so that an interpreter with vLLM's requirements can import it.
+"""Lay out the Python source of one real vLLM release, to be imported with vLLM's requirements.
 
     python tests/contract/release.py 0.15.1 build/releases
 
-The compiled extensions are left in the index: a few megabytes are read instead of half a gigabyte, and what the
-contract tests import does not need them.
+The compiled extensions are left in the index: a few megabytes are read instead of half a gigabyte,
+and what the contract tests import does not need them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm_drift.tree import SourceTree
 
 
 def lay_out(tree: SourceTree, directory: Path) -> Path:
-    """Write the modules and the metadata of a release below `directory/<version>`; returns that path."""
+    """Write a release's modules and metadata below `directory/<version>`; returns that path."""
     target = directory / str(tree.version)
     if target.exists():
         return target
@@ -32,7 +32,9 @@ def lay_out(tree: SourceTree, directory: Path) -> Path:
     version = f"{tree.version}+cpu"
     metadata = partial / f"vllm-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir()
-    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
+    metadata.write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8"
+    )
     try:
         partial.rename(target)
     except OSError:  # another process was faster

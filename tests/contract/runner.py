@@ -1,6 +1,7 @@
-"""What a vLLM release's own runner does with its suffix drafter, taken out of that release's source.
+"""What a vLLM release's own runner does with its suffix drafter, taken from its source.
 
-The contract tests run these statements, not a table of ours, so a release that calls differently fails them.
+The contract tests run these statements, not a table of ours, so a release that calls differently
+fails them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def construction(module: ModuleType) -> ast.Call:
 
 
 def suffix_branch(module: ModuleType) -> list[ast.stmt]:
-    """The statements with which the runner asks its suffix drafter for drafts, assertions included."""
+    """The statements with which the runner asks its suffix drafter for drafts."""
     found = [
         block
         for function in _functions(module)
@@ -62,11 +63,14 @@ def construct(module: ModuleType, runner: Any) -> Any:
     return eval(code, vars(module), {"self": runner})
 
 
-def propose(module: ModuleType, runner: Any, sampled_token_ids: list[list[int]], num_tokens: int) -> Any:
+def propose(
+    module: ModuleType, runner: Any, sampled_token_ids: list[list[int]], num_tokens: int
+) -> Any:
     """Run the runner's suffix branch and return what it then holds as drafts.
 
-    The branch's free names are bound by what they mean: the sampled ids, the tokens wanted at this step, no slot
-    mappings. A name that means none of these is a change that the plugin has to look at, so it raises.
+    The branch's free names are bound by what they mean: the sampled ids, the tokens wanted at this
+    step, no slot mappings. A name that means none of these is a change that the plugin has to look
+    at, so it raises.
     """
     branch = suffix_branch(module)
     known = {"self": runner, "sampled_token_ids": sampled_token_ids, "slot_mappings": None}
@@ -77,9 +81,15 @@ def propose(module: ModuleType, runner: Any, sampled_token_ids: list[list[int]],
                 continue
             if isinstance(node.ctx, ast.Store):
                 stored.add(node.id)
-            elif node.id not in known and not hasattr(module, node.id) and not hasattr(builtins, node.id):
+            elif (
+                node.id not in known
+                and not hasattr(module, node.id)
+                and not hasattr(builtins, node.id)
+            ):
                 if "num_spec" not in node.id:
-                    raise AssertionError(f"the runner's call now uses {node.id!r}: {ast.unparse(statement)}")
+                    raise AssertionError(
+                        f"the runner's call now uses {node.id!r}: {ast.unparse(statement)}"
+                    )
                 known[node.id] = num_tokens
     code = compile(ast.Module(branch, type_ignores=[]), module.__file__ or "", "exec")
     exec(code, vars(module), known)

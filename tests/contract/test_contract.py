@@ -1,6 +1,7 @@
 """What the plugin promises for one real vLLM release, on that release's own package.
 
-Run by `nox -s "contract(vllm='0.15.1')"` in an interpreter that imports this release; DRAFTER_CONTRACT_VLLM names it.
+Run by `nox -s "contract(vllm='0.15.1')"` in an interpreter that imports this release, which
+DRAFTER_CONTRACT_VLLM names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ print("accepted", config.num_speculative_tokens)
 
 def in_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -59,7 +64,7 @@ def batch(runner_module: Any) -> Any:
 
 @pytest.fixture
 def runner(runner_module: Any, batch: Any) -> Any:
-    """What the runner's statements read of `self`: a real batch, a real speculative config, our drafter."""
+    """What the runner's statements read of `self`: a real batch and config, and our drafter."""
     from batch import MAX_MODEL_LEN
     from runner import construct
     from vllm.config.speculative import SpeculativeConfig
@@ -77,7 +82,7 @@ def runner(runner_module: Any, batch: Any) -> Any:
 
 @pytest.fixture
 def step(runner_module: Any, runner: Any, batch: Any) -> Any:
-    """One step of the engine: the requests sample these ids, the runner asks for drafts; returns them by request."""
+    """One step of the engine: requests sample these ids, the runner asks for drafts, by request."""
     from runner import propose
 
     def run(sampled: dict[str, list[int]], *, num_tokens: int = 24) -> dict[str, list[int]]:
@@ -117,7 +122,9 @@ def test_the_gates_are_where_the_surface_says() -> None:
     from drafter_compat.versions import installed_vllm
 
     installed = installed_vllm()
-    report = check_surface(load_builtin_surface("vllm_drafter"), version=installed.version, root=installed.root)
+    report = check_surface(
+        load_builtin_surface("vllm_drafter"), version=installed.version, root=installed.root
+    )
     assert report.results
     assert report.ok, str(report)
 
@@ -127,7 +134,9 @@ def test_every_gate_is_patched_and_the_stamp_says_so(runner_module: Any, stamps:
     import vllm.utils.import_utils
     import vllm.v1.spec_decode.suffix_decoding as definition
 
-    (stamp,) = [s for s in map(json.loads, stamps.read_text().splitlines()) if s["pid"] == os.getpid()][:1]
+    (stamp,) = [
+        s for s in map(json.loads, stamps.read_text().splitlines()) if s["pid"] == os.getpid()
+    ][:1]
     assert Version(Version(stamp["vllm_version"]).base_version) == Version(RELEASE)
     assert vllm.config.speculative.has_arctic_inference() is True
     assert vllm.utils.import_utils.has_arctic_inference() is True
@@ -181,7 +190,9 @@ def test_rows_that_are_swapped_keep_their_own_drafts(step: Any, batch: Any) -> N
 
 
 def test_rows_that_are_condensed_keep_their_own_drafts(step: Any, batch: Any) -> None:
-    texts = {name: list(range(base, base + 40)) for name, base in (("a", 100), ("b", 300), ("c", 500))}
+    texts = {
+        name: list(range(base, base + 40)) for name, base in (("a", 100), ("b", 300), ("c", 500))
+    }
     for name, text in texts.items():
         batch.add(name, [*text, 7])
     step({name: text[:3] for name, text in texts.items()})
