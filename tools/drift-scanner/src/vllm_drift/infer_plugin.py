@@ -30,7 +30,7 @@ from vllm_drift.infer_values import (
 )
 from vllm_drift.tree import SourceTree
 
-__all__ = ["Plugin", "Scope", "dotted_text"]
+__all__ = ["Plugin", "PluginClass", "Scope", "children", "dotted_text"]
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Values = tuple[Value, ...]
@@ -888,7 +888,7 @@ class _Reader:
             self.bind(node.name, "unknown")
         elif isinstance(node, ast.Call):
             self.plugin.add_call(node, self.scope)
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             self.visit(child)
 
     def _target(self, target: ast.expr, how: str, value: ast.expr | None) -> None:
@@ -989,6 +989,15 @@ def _is_test(dotted: str) -> bool:
     )
 
 
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below a node, remembered on it: a plugin is walked several times."""
+    kept: list[ast.AST] | None = node.__dict__.get("_children")
+    if kept is None:
+        kept = list(ast.iter_child_nodes(node))
+        node.__dict__["_children"] = kept
+    return kept
+
+
 def dotted_text(expression: ast.AST | None) -> str | None:
     """`a.b.c` of a chain of attributes, or None."""
     if isinstance(expression, ast.Name):
@@ -1013,5 +1022,5 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
         if first or not isinstance(
             current, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
         ):
-            todo.extend(ast.iter_child_nodes(current))
+            todo.extend(children(current))
         first = False

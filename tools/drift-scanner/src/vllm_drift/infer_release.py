@@ -9,6 +9,7 @@ which is `None`. This module reads with `ast`; it must not know plugins or surfa
 from __future__ import annotations
 
 import ast
+import functools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -49,8 +50,15 @@ class ClassDefinition:
     node: ast.ClassDef
     members: dict[str, list[ast.stmt]]
     """Statements of the class body by the name that they bind."""
-    on_self: dict[str, list[tuple[ast.AST, FunctionNode]]]
-    """Assignments to `self.name` in methods: the statement and the method."""
+    methods: list[FunctionNode]
+
+    @functools.cached_property
+    def on_self(self) -> dict[str, list[tuple[ast.AST, FunctionNode]]]:
+        """Assignments to `self.name` in methods: the statement and the method."""
+        found: dict[str, list[tuple[ast.AST, FunctionNode]]] = {}
+        for method in self.methods:
+            _read_self(method, found)
+        return found
 
 
 @dataclass
@@ -619,13 +627,13 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 def _read_class(definition: Definition, node: ast.ClassDef) -> ClassDefinition:
     members: dict[str, list[ast.stmt]] = {}
-    on_self: dict[str, list[tuple[ast.AST, FunctionNode]]] = {}
+    methods: list[FunctionNode] = []
     for statement in _flat(node.body):
         for name in _bound(statement):
             members.setdefault(name, []).append(statement)
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            _read_self(statement, on_self)
-    return ClassDefinition(definition, node, members, on_self)
+            methods.append(statement)
+    return ClassDefinition(definition, node, members, methods)
 
 
 def _read_self(

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from vllm_drift.infer_plugin import Plugin, PluginClass, Scope, dotted_text
+from vllm_drift.infer_plugin import Plugin, PluginClass, Scope, children, dotted_text
 from vllm_drift.infer_values import (
     Bound,
     Constant,
@@ -146,7 +146,7 @@ class _Walker:
             self._children(node)
 
     def _children(self, node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             self.walk(child)
 
     def _enter(
