@@ -1,4 +1,4 @@
-"""The mutation test itself, on a release in a few lines: every mutation applies and is judged right."""
+"""The mutation test itself, on a release in a few lines: everything applies and is judged right."""
 
 from __future__ import annotations
 
