@@ -266,6 +266,27 @@ class TestCheck:
         assert document["findings"][0]["compared_with"] == "1.0"
         assert "my_plugin/__init__.py" in document["findings"][0]["why"]
 
+    def test_a_second_check_says_the_same_and_infers_nothing_anew(
+        self, plugin: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bump = ("check", "plug", "--from", "1.0", "--to", "2.0", "--json")
+        run(*bump)
+        first = capsys.readouterr().out
+        monkeypatch.setattr(runs, "infer", lambda *_, **__: pytest.fail("inferred again"))
+
+        assert run(*bump) == 1
+        assert capsys.readouterr().out == first
+
+    def test_a_plugin_that_changed_is_read_anew(
+        self, plugin: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        bump = ("check", "plug", "--from", "1.0", "--to", "2.0")
+        assert run(*bump) == 1
+        code = "from vllm.drafts import draft\n\nuse = draft(k=2, tokens=[1])\n"
+        (plugin / "my_plugin" / "__init__.py").write_text(code)
+
+        assert run(*bump) == 0
+
     def test_annotations_stand_in_the_plugins_source(
         self, plugin: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -133,14 +133,12 @@ def check(
 
     def run() -> tuple[Report, Surface]:
         with _analysis(sources.cache, _MOST_PARTS, workers, keep_trees=True) as analysis:
-            if surface is None:
-                analysis.warm_up()
             older, newer = _read(sources, [old, new], analysis, assumed, step)
             notes: tuple[str, ...] = ()
             declared = surface
             if declared is None:
                 assert plugin is not None
-                declared = infer(plugin, older.open(), package=sources.package)
+                declared = analysis.infer(plugin, older, sources.package)
                 notes = (
                     f"what {declared.plugin} relies on was inferred from its source "
                     f"({plugin.label}): {len(declared)} symbol{'s' * (len(declared) != 1)}",
@@ -459,11 +457,30 @@ class _Analysis:
         here = self.keep_trees and len(surface) < _WORTH_SPLITTING
         return self._kept(key) or self._start(_compare, key, surface, old, new, plugin, here=here)
 
-    def warm_up(self) -> None:
-        """Start the processes now, while this one has other things to do."""
+    def infer(self, plugin: SourceTree, release: _Release, package: str) -> Surface:
+        """Infer a plugin's surface, or return the one that was inferred before."""
+        from drafter_compat.surface import SurfaceError, dump_surface, parse_surface
+
+        extras = json.dumps(plugin.extras, sort_keys=True)
+        parts = (package, _code_digest(), plugin.fingerprint, plugin.label, release.fingerprint)
+        key = "\n".join(("infer", *parts, str(release.version), extras))
+        origin = f"inferred from {plugin.label}"
+        stored = self._cache.get("results", key)
+        if stored is not None:
+            return parse_surface(stored.decode(), source=origin)
         if self._executor is not None:
+            # The comparison that follows needs its processes; they start while this one infers.
             for _ in range(self.workers):
                 self._executor.submit(_preload)
+        surface = infer(plugin, release.open(), package=package)
+        text = dump_surface(surface)
+        try:
+            exact = parse_surface(text, source=origin) == surface
+        except SurfaceError:
+            exact = False
+        if exact:
+            self._cache.put("results", key, text.encode())
+        return surface
 
     def _kept(self, key: str) -> Future[list[Finding]] | None:
         stored = self._cache.get("results", key)
