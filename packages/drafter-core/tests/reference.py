@@ -38,7 +38,10 @@ class Tree:
             self.nodes.setdefault(word, Node()).count += 1
             parent = self.nodes[word[:-1]]
             parent.children[token] = parent.children.get(token, 0) + 1
-            if parent.first < 0 or parent.children[token] > parent.children[parent.first]:
+            if (
+                parent.first < 0
+                or parent.children[token] >= parent.children[parent.first]
+            ):
                 parent.first = token
 
     def remove(self, text: list[int]) -> None:
@@ -63,11 +66,19 @@ class Tree:
             node.first = -1
             return
         best = min(node.children, key=lambda token: (-node.children[token], token))
-        if node.first not in node.children or node.children[best] > node.children[node.first]:
+        if (
+            node.first not in node.children
+            or node.children[best] > node.children[node.first]
+        ):
             node.first = best
 
     def draft(
-        self, context: list[int], max_tokens: int, factor: float, offset: float, min_prob: float
+        self,
+        context: list[int],
+        max_tokens: int,
+        factor: float,
+        offset: float,
+        min_prob: float,
     ) -> tuple[list[int], list[float], float, int]:
         """The best draft over every suffix of the context; the longest match among equals."""
         best: tuple[list[int], list[float], float, int] | None = None
@@ -76,12 +87,17 @@ class Tree:
             if word not in self.nodes:
                 continue
             wanted = float(f32(length) * f32(factor) + f32(offset)) + 1e-6
-            cap = min(math.floor(wanted), max_tokens, self.depth - length)
+            cap = min(math.floor(wanted), max_tokens)
             tokens: list[int] = []
             probs: list[float] = []
             prob, score = f32(1), f32(0)
-            while len(tokens) < cap and self.nodes[word].first >= 0:
+            while len(tokens) < cap:
+                word = word[
+                    max(0, len(word) - self.depth + 1) :
+                ]  # room for one more token
                 node = self.nodes[word]
+                if node.first < 0 or not word:
+                    break
                 prob = prob * (f32(node.children[node.first]) / f32(node.count))
                 if prob < f32(min_prob):
                     break
@@ -131,7 +147,12 @@ class ReferenceDrafter:
                 self.responses[request_id].append(token)
 
     def draft(
-        self, request_id: object, max_tokens: int, factor: float, offset: float, min_prob: float
+        self,
+        request_id: object,
+        max_tokens: int,
+        factor: float,
+        offset: float,
+        min_prob: float,
     ) -> tuple[list[int], list[float], float, int]:
         arguments = (self.context[request_id], max_tokens, factor, offset, min_prob)
         local = self.local[request_id].draft(*arguments)

@@ -4,6 +4,7 @@ from drafter_core.drafter import (
     BatchDraft,
     Draft,
     DrafterStats,
+    RestoredResponse,
     SuffixDrafter,
     TreeDraft,
     warm_up,
@@ -15,6 +16,7 @@ from drafter_core.errors import (
     CorruptState,
     DrafterError,
     RequestActive,
+    SnapshotError,
     UnknownRequest,
 )
 
@@ -28,6 +30,8 @@ __all__ = [
     "DrafterError",
     "DrafterStats",
     "RequestActive",
+    "RestoredResponse",
+    "SnapshotError",
     "SuffixDrafter",
     "TreeDraft",
     "UnknownRequest",

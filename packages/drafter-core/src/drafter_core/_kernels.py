@@ -406,8 +406,8 @@ def _rise(
 ) -> None:
     """Put an edge of v in its place after the count of its state rose by one.
 
-    Unordered: it comes first when it occurs more than the first; the first to reach a count stays
-    first among equals. Ordered, as the peer does it: the leader of a group of equals leads the
+    Unordered: it comes first when it occurs at least as often as the first: the last to reach a
+    count is first among equals. Ordered, as the peer does it: the leader of a group of equals leads the
     group above, any other goes to the end of the group above.
     """
     if S[v, TOK] == token:
@@ -432,7 +432,7 @@ def _rise(
                 _unlink(P, H, v, i)
                 _link_after(P, H, v, i, j)
             return
-    if count > top:
+    if count >= top:
         _make_first(S, B, P, H, ordered, v, _slot(B, block, size_class, token))
     elif size_class > SMALL and count > B[block, 1]:
         B[block, 1] = count
@@ -846,9 +846,12 @@ def _free_states(S: Any, R: Any, G: Any, v: int, n: int) -> None:
 @_inner
 def _feed(
     S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, P: Any, H: Any,
-    tree: int, tokens: Any, begin: int, end: int, response: bool,
+    tree: int, tokens: Any, begin: int, end: int, own: bool, response: bool,
 ) -> int:
-    """Append checked tokens to a request; return how many fitted into the tables."""
+    """Append checked tokens to a request's own tree, and to the global one as its response.
+
+    Returns how many fitted into the tables.
+    """
     depth = G[G_DEPTH]
     seq = R[tree, R_SEQ] if response else np.int64(-1)
     local = R[tree, R_STATE]
@@ -862,7 +865,8 @@ def _feed(
         ):
             break
         token = np.int64(tokens[i])
-        local = _extend(S, B, C, R, G, P, H, tree, local, token)
+        if own:
+            local = _extend(S, B, C, R, G, P, H, tree, local, token)
         if seq >= 0:
             shared = _extend(S, B, C, R, G, P, H, np.int64(0), shared, token)
             _store_token(T, C, Q, G, seq, token)
@@ -910,17 +914,23 @@ def _limit(length: int, max_tokens: int, factor: float, offset: float) -> int:
 
 @_inner
 def _draft_path(
-    S: Any, v: int, longest: int, min_prob: float, tokens: Any, probs: Any, prefix: Any
+    S: Any, G: Any, P: Any, v: int, longest: int, min_prob: float,
+    tokens: Any, probs: Any, prefix: Any,
 ) -> int:
     """Follow first edges from v while the path is probable enough; return how far.
 
-    prefix[n] is the score of the first n tokens.
+    Where a word has reached the full depth, its first token is dropped to go on; in exact mode the
+    draft ends there. prefix[n] is the score of the first n tokens.
     """
     n = np.int64(0)
     prob = np.float32(1.0)
     score = np.float32(0.0)
     w = v
-    while n < longest and S[w, TOK] >= 0:
+    while n < longest:
+        if P is None:
+            w = _extendable(S, G, w)
+        if S[w, TOK] < 0 or S[w, LINK] < 0:
+            break
         d = np.int64(S[w, DST])
         prob *= np.float32(S[d, COUNT]) / np.float32(S[w, COUNT])
         if not prob >= min_prob:
@@ -1068,10 +1078,12 @@ def _draft_from(
         if not as_tree:
             longest = np.int64(0)
             for length in range(low, high + 1):
-                cap = min(_limit(length, max_tokens, factor, offset), depth - length)
+                cap = _limit(length, max_tokens, factor, offset)
+                if P is not None:
+                    cap = min(cap, depth - length)
                 longest = max(longest, cap)
             n = _draft_path(
-                S, v, longest, min_prob, scratch[0], scratch_probs[0], scratch_probs[1]
+                S, G, P, v, longest, min_prob, scratch[0], scratch_probs[0], scratch_probs[1]
             )
         improved = False
         if heap is not None:
@@ -1094,7 +1106,9 @@ def _draft_from(
                             parents[i] = scratch[1, i]
         if n > 0 and scratch_probs[1, n] > best_score:
             for length in range(high, low - 1, -1):
-                m = min(n, min(_limit(length, max_tokens, factor, offset), depth - length))
+                m = min(n, _limit(length, max_tokens, factor, offset))
+                if P is not None:
+                    m = min(m, depth - length)
                 if m > 0 and scratch_probs[1, m] > best_score:
                     best_score = scratch_probs[1, m]
                     best_n = m
@@ -1187,7 +1201,8 @@ def run(
 
     INIT        make the global tree
     START       begin request handles[0] with response row rows[0] (-1: none) and feed it the prompt
-    FEED        append token_ids[0, begin:] to handles[0]; as a response if rows[0] is 1
+    FEED        append token_ids[0, begin:] to handles[0]; as prompt, or as response for rows[0] 1,
+                or for 2 as response in the global tree only
     STOP        end request handles[0]
     EVICT       take up to rows[0] tokens of response row handles[0] out of the global tree, all in
                 exact mode, and return how many are left
@@ -1229,14 +1244,15 @@ def run(
         bad = _first_bad(token_ids[0], begin, end)
         if bad >= 0:
             return -1 - bad
-        response = op == FEED and rows[0] == 1
+        response = op == FEED and rows[0] > 0
+        own = op == START or rows[0] < 2
         if op == START:
             _new_tree(S, B, C, R, G, tree)
             seq = rows[0]
             R[tree, R_SEQ] = seq
             if seq >= 0:
                 Q[seq, Q_LEN] = 0
-        return _feed(S, B, T, C, R, Q, W, G, P, H, tree, token_ids[0], begin, end, response)
+        return _feed(S, B, T, C, R, Q, W, G, P, H, tree, token_ids[0], begin, end, own, response)
 
     for i in range(begin, len(handles)):
         out_info[OUT_LENGTH, i] = 0
@@ -1266,7 +1282,7 @@ def run(
                 if _first_bad(token_ids[row], fed, n) >= 0:
                     status = BAD_TOKEN
                 elif n - fed > _feed(
-                    S, B, T, C, R, Q, W, G, P, H, tree, token_ids[row], fed, n, op == STEP
+                    S, B, T, C, R, Q, W, G, P, H, tree, token_ids[row], fed, n, op == STEP, op == STEP
                 ):
                     return i
             out_info[OUT_STATUS, i] = status

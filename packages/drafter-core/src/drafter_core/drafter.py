@@ -6,6 +6,7 @@ before they enter the structure. SuffixDecoding is described in arXiv:2411.04975
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Hashable, KeysView, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +26,13 @@ from drafter_core.errors import (
     RequestActive,
     UnknownRequest,
 )
+from drafter_core.snapshot import read_snapshot, write_snapshot
 
 __all__ = [
     "BatchDraft",
     "Draft",
     "DrafterStats",
+    "RestoredResponse",
     "SuffixDrafter",
     "Tokens",
     "TreeDraft",
@@ -45,6 +48,8 @@ _MAX_REQUESTS = 1 << 20
 _MAX_SEQUENCES = 1 << 26
 _HEAP = 1024
 _HUGE = 1e6
+_LONGEST = 1 << 16
+_PROMPT, _RESPONSE, _GLOBAL_ONLY = 0, 1, 2
 _EVERYTHING = 1 << 62
 _EVICTED_AT_ONCE = 2048
 _EVICTED_PER_CALL = 1024
@@ -77,6 +82,13 @@ class TreeDraft:
 
     draft: Draft
     parents: list[int]
+
+
+@dataclass(frozen=True)
+class RestoredResponse:
+    """The id of a response that came from a snapshot: equal to no request's id."""
+
+    number: int
 
 
 @dataclass(frozen=True)
@@ -155,6 +167,7 @@ class SuffixDrafter:
         self._free_sequences: list[int] = []
         self._next_sequence = 0
         self._leaving: deque[int] = deque()
+        self._restored = 0
         self._allocate()
 
     def _allocate(self) -> None:
@@ -275,7 +288,7 @@ class SuffixDrafter:
             self._sequences[request_id] = sequence
         fed = self._run(k.START, handle, sequence, tokens)
         if fed < len(tokens):
-            self._feed(handle, tokens, fed, False)
+            self._feed(handle, tokens, fed, _PROMPT)
         return handle
 
     def append(self, request_id: Hashable, tokens: Tokens) -> None:
@@ -287,7 +300,7 @@ class SuffixDrafter:
         """
         if self._leaving:
             self._evict_some(_EVICTED_PER_CALL)
-        self._feed(self._active(request_id), _checked(tokens), 0, True)
+        self._feed(self._active(request_id), _checked(tokens), 0, _RESPONSE)
 
     def draft(
         self,
@@ -376,6 +389,60 @@ class SuffixDrafter:
         """
         self._evict(request_id, _EVERYTHING)
 
+    # -- snapshots
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the cached responses, running ones as far as they are, to a snapshot.
+
+        Returns:
+            How many responses it holds. The file is replaced in one go.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        texts = [self._text(sequence) for sequence in self._sequences.values()]
+        texts = [text for text in texts if len(text)]
+        write_snapshot(path, texts)
+        return len(texts)
+
+    def load(self, path: str | os.PathLike[str]) -> int:
+        """Add the responses of a snapshot to the cache, under ids of their own.
+
+        They count as started now; where they are more than `max_cached_requests` leaves room for
+        beside those that are cached, the newest are taken. Takes about a second per million tokens.
+
+        Returns:
+            How many responses were added.
+
+        Raises:
+            SnapshotError: the file is no snapshot, damaged or newer; nothing was added.
+            OSError: the file cannot be read; nothing was added.
+        """
+        texts = read_snapshot(path)
+        if self._max_cached >= 0:
+            room = max(self._max_cached - len(self._sequences), 0)
+            texts = texts[max(len(texts) - room, 0) :]
+        for text in texts:
+            handle = self._take_handle()
+            sequence = self._take_sequence()
+            self._run(k.START, handle, sequence, self._no_tokens[0])
+            self._feed(handle, text, 0, _GLOBAL_ONLY)
+            self._run(k.STOP, handle, 0)
+            self._free_handles.append(handle)
+            self._sequences[RestoredResponse(self._restored)] = sequence
+            self._restored += 1
+        return len(texts)
+
+    def _text(self, sequence: int) -> NDArray[np.int32]:
+        """The tokens of a cached response."""
+        last, length = self._tables.sequences[sequence, [k.Q_LAST, k.Q_LEN]].tolist()
+        chunks = []
+        for _ in range(-(-length // k.CHUNK)):
+            chunks.append(last)
+            last = int(self._tables.chunks[last, 1])
+        rows = self._tables.texts.reshape(-1, k.CHUNK)[chunks[::-1]]
+        return rows.reshape(-1)[:length]
+
     # -- whole batches
 
     def step(
@@ -388,6 +455,7 @@ class SuffixDrafter:
         max_spec_factor: float = 1.0,
         max_spec_offset: float = 0.0,
         min_token_prob: float = 0.1,
+        budget: int | None = None,
     ) -> BatchDraft:
         """Feed and draft for many requests in one compiled call.
 
@@ -404,6 +472,9 @@ class SuffixDrafter:
             max_spec_factor: as in `draft`.
             max_spec_offset: as in `draft`.
             min_token_prob: as in `draft`.
+            budget: most drafted tokens of the whole step, spent on the most probable ones. Every
+                drafted token costs the engine a share of a forward pass, and the more requests
+                share the pass, the more a failed one costs.
 
         Returns:
             The drafts; see `BatchDraft.status` for requests that could not be served. They were
@@ -420,7 +491,7 @@ class SuffixDrafter:
             if len(self._constant) != n or (n and self._constant[0] != width):
                 self._constant = np.full(n, width, np.int32)
             limits = self._constant
-        width = min(max(width, 0), self._max_depth)
+        width = max(min(width, self._longest(max_spec_factor, max_spec_offset)), 0)
         if len(rows) != n or len(limits) != n:
             raise BadSetting(
                 f"handles, rows and max_tokens belong together, but hold {n}, {len(rows)} and "
@@ -430,7 +501,7 @@ class SuffixDrafter:
             self._batch = _Output(n, width)
         done = 0
         out = self._batch
-        scratch = self._scratch
+        scratch = self._room_to_draft(width, False)
         while True:
             done = k.run(
                 k.STEP, *self._tables.all, _as(handles, np.int64), _as(rows, np.int64),
@@ -439,10 +510,30 @@ class SuffixDrafter:
                 *out.all, *scratch.all,
             )  # fmt: skip
             if done == n:
+                if budget is not None:
+                    _spend(out.batch, budget)
                 return out.batch
             self._grow()
 
     # -- inner workings
+
+    def _longest(self, factor: float, offset: float) -> int:
+        """No draft is longer than this."""
+        longest = self._max_depth * max(_bounded(factor), 0.0) + _bounded(offset)
+        if not longest < _LONGEST:  # also where it is no number
+            return _LONGEST
+        return max(int(longest) + 1, 0)
+
+    def _room_to_draft(self, width: int, as_tree: bool) -> _Scratch:
+        """Scratch arrays for drafts of up to `width` tokens."""
+        scratch = self._tree_scratch if as_tree else self._scratch
+        if scratch.width <= width:
+            scratch = _Scratch(width + 1, scratch.heap)
+            if as_tree:
+                self._tree_scratch = scratch
+            else:
+                self._scratch = scratch
+        return scratch
 
     def _evict(self, request_id: Hashable, at_once: int) -> None:
         """Evict a response; of a longer one than `at_once`, the rest in the calls that follow."""
@@ -493,10 +584,10 @@ class SuffixDrafter:
         return result
 
     def _feed(
-        self, handle: int, tokens: NDArray[np.int32], begin: int, response: bool
+        self, handle: int, tokens: NDArray[np.int32], begin: int, part: int
     ) -> None:
         while True:
-            fed = self._run(k.FEED, handle, int(response), tokens, begin)
+            fed = self._run(k.FEED, handle, part, tokens, begin)
             if fed < 0:
                 _check_range(tokens)
             begin += fed
@@ -512,13 +603,10 @@ class SuffixDrafter:
 
         context int32 [1, max_depth] holds its last `known` tokens at the end of the row.
         """
-        width = max_tokens if as_tree else min(max_tokens, self._max_depth)
-        width = max(width, 0)
+        width = max(min(max_tokens, self._longest(factor, offset)), 0)
         if self._row.shape[1] < width:
             self._row = _Output(1, width)
-        scratch = self._tree_scratch if as_tree else self._scratch
-        if scratch.width <= width:
-            scratch = self._tree_scratch = _Scratch(width + 1, scratch.heap)
+        scratch = self._room_to_draft(width, as_tree)
         self._one[0] = handle
         self._other[0] = known
         self._most[0] = width
@@ -655,6 +743,32 @@ class _Scratch:
             np.zeros(heap, np.float32) if heap else None,
             np.zeros((heap, 4), np.int32) if heap else None,
         )  # fmt: skip
+
+
+def _spend(batch: BatchDraft, budget: int) -> None:
+    """Cut the drafts of a step to the `budget` most probable tokens, which are prefixes of them.
+
+    Probabilities fall along a draft, so a threshold cuts each in one place. Ties at the threshold
+    go to the requests that come first.
+    """
+    drafted = np.arange(batch.token_ids.shape[1]) < batch.lengths[:, None]
+    if int(batch.lengths.sum()) <= budget:
+        return
+    probs = np.where(drafted, batch.probs, np.float32(-1.0))
+    if budget <= 0:
+        kept = np.zeros(len(probs), np.int64)
+    else:
+        threshold = np.partition(probs, probs.size - budget, axis=None)[
+            probs.size - budget
+        ]
+        kept = (probs > threshold).sum(axis=1)
+        ties = (probs == threshold).sum(axis=1)
+        before = np.cumsum(ties) - ties
+        kept += np.clip(budget - int(kept.sum()) - before, 0, ties)
+    batch.lengths[:] = kept
+    batch.scores[:] = np.where(
+        np.arange(probs.shape[1]) < kept[:, None], probs, 0.0
+    ).sum(axis=1)
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:

@@ -11,6 +11,7 @@ __all__ = [
     "CorruptState",
     "DrafterError",
     "RequestActive",
+    "SnapshotError",
     "UnknownRequest",
 ]
 
@@ -28,7 +29,9 @@ class UnknownRequest(DrafterError, KeyError):
         self.where = where
 
     def __str__(self) -> str:
-        return f"request {self.request_id!r} is not {self.where}; call start_request first"
+        return (
+            f"request {self.request_id!r} is not {self.where}; call start_request first"
+        )
 
 
 class RequestActive(DrafterError, ValueError):
@@ -55,3 +58,7 @@ class CapacityExhausted(DrafterError, MemoryError):
 
 class CorruptState(DrafterError, RuntimeError):
     """The structure contradicts itself: a bug in drafter-core. Build a new drafter."""
+
+
+class SnapshotError(DrafterError, ValueError):
+    """A file that is no snapshot, a damaged one, or one of a newer version."""

@@ -1,0 +1,158 @@
+"""The batch interface: what it refuses, what it spends, and what it leaves alone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from drafter_core import (
+    BadSetting,
+    BadTokenId,
+    RequestActive,
+    SuffixDrafter,
+    UnknownRequest,
+)
+
+
+class Rows:
+    """Some requests of a runner: arrays as vLLM keeps them."""
+
+    def __init__(self, drafter: SuffixDrafter, prompts: list[list[int]]) -> None:
+        self.token_ids = np.zeros((len(prompts), 256), np.int32)
+        self.num_tokens = np.array([len(p) for p in prompts], np.int32)
+        self.rows = np.arange(len(prompts), dtype=np.int64)
+        self.handles = np.zeros(len(prompts), np.int64)
+        for i, prompt in enumerate(prompts):
+            self.token_ids[i, : len(prompt)] = prompt
+            self.handles[i] = drafter.start_request(i, prompt)
+
+    def append(self, row: int, tokens: list[int]) -> None:
+        n = int(self.num_tokens[row])
+        self.token_ids[row, n : n + len(tokens)] = tokens
+        self.num_tokens[row] = n + len(tokens)
+
+    @property
+    def arguments(self) -> tuple:
+        return self.handles, self.rows, self.token_ids, self.num_tokens
+
+
+COPY = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4]
+
+
+def test_a_row_that_does_not_continue_what_was_fed_is_refused_and_others_are_served() -> (
+    None
+):
+    drafter = SuffixDrafter(8)
+    batch = Rows(drafter, [COPY, COPY, COPY])
+    batch.token_ids[0, 5] = 99
+    batch.num_tokens[1] = 3
+    drafts = drafter.step(*batch.arguments, 4)
+    assert drafts.status.tolist() == [1, 1, 0]
+    assert drafts.tolist() == [[], [], [5, 6, 7, 8]]
+    assert drafter.tokens_fed(1) == len(COPY)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**31 - 1])
+def test_a_bad_token_id_is_refused_and_nothing_of_that_row_is_fed(bad: int) -> None:
+    drafter = SuffixDrafter(8)
+    batch = Rows(drafter, [COPY, COPY])
+    batch.append(0, [5, bad])
+    drafts = drafter.step(*batch.arguments, 4)
+    assert drafts.status.tolist() == [2, 0]
+    assert drafter.tokens_fed(0) == len(COPY)
+
+
+def test_handles_and_rows_that_do_not_exist_are_refused() -> None:
+    drafter = SuffixDrafter(8)
+    batch = Rows(drafter, [COPY] * 4)
+    drafter.stop_request(0)
+    batch.handles[1] = 10**9
+    batch.handles[2] = 0
+    batch.rows[3] = 4
+    assert drafter.step(*batch.arguments, 4).status.tolist() == [3, 3, 3, 3]
+
+
+def test_a_budget_goes_to_the_most_probable_tokens() -> None:
+    drafter = SuffixDrafter(8)
+    often = [1, 2, 3, 4, 5, 6] * 4 + [1, 2, 3]
+    batch = Rows(drafter, [COPY, often, COPY])
+    full = drafter.step(*batch.arguments, 4)
+    lists, probs = full.tolist(), full.probs.copy()
+    assert [len(draft) for draft in lists] == [4, 4, 4]
+    assert probs[1, 3] > probs[0, 0]
+    spent = drafter.step(*batch.arguments, 4, budget=6)
+    assert spent.tolist() == [lists[0][:2], lists[1], []]
+    assert spent.scores.tolist() == [probs[0, :2].sum(), probs[1].sum(), 0]
+    assert drafter.step(*batch.arguments, 4, budget=12).tolist() == lists
+    assert drafter.step(*batch.arguments, 4, budget=0).tolist() == [[], [], []]
+
+
+def test_an_empty_batch_gives_an_empty_answer() -> None:
+    nothing = np.zeros(0, np.int64)
+    drafts = SuffixDrafter().step(
+        nothing, nothing, np.zeros((0, 8), np.int32), np.zeros(0, np.int32), 4
+    )
+    assert drafts.tolist() == []
+
+
+def test_other_integer_types_and_strides_are_taken_too() -> None:
+    drafter = SuffixDrafter(8)
+    batch = Rows(drafter, [COPY])
+    drafts = drafter.step(
+        batch.handles.astype(np.int32), batch.rows.astype(np.int32),
+        np.asfortranarray(batch.token_ids), batch.num_tokens.astype(np.int64), 4,
+    )  # fmt: skip
+    assert drafts.tolist() == [[5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize(
+    "tokens", [[1, -1], [2**31 - 1], np.array([2**40]), [1.5], ["a"], [[1, 2]]], ids=str
+)
+def test_what_is_no_token_id_is_refused_at_the_edge(tokens) -> None:
+    drafter = SuffixDrafter(8)
+    with pytest.raises(BadTokenId):
+        drafter.start_request("a", tokens)
+    assert not drafter.active_requests
+    drafter.start_request("a", [1])
+    with pytest.raises(BadTokenId):
+        drafter.append("a", tokens)
+    assert drafter.tokens_fed("a") == 1
+
+
+def test_errors_name_the_request() -> None:
+    drafter = SuffixDrafter(8)
+    drafter.start_request("mine", [1])
+    with pytest.raises(RequestActive, match="'mine'"):
+        drafter.start_request("mine", [1])
+    for call in (drafter.stop_request, drafter.handle, drafter.evict_cached_response):
+        with pytest.raises(UnknownRequest, match="'other'"):
+            call("other")
+    with pytest.raises(BadSetting):
+        SuffixDrafter(0)
+    with pytest.raises(BadSetting):
+        SuffixDrafter(8, -2)
+
+
+def test_tables_that_cannot_be_reserved_grow(monkeypatch) -> None:
+    from drafter_core import drafter as module
+
+    reserve = module.reserve
+
+    def small(rows: int, columns: int, dtype, minimum: int = 1024):
+        return reserve(2048 if rows >= 1 << 20 else rows, columns, dtype, minimum)
+
+    monkeypatch.setattr(module, "reserve", small)
+    rng = random.Random(1)
+    grown, ample = SuffixDrafter(4), SuffixDrafter(4)
+    monkeypatch.undo()
+    ample = SuffixDrafter(4)
+    for request in range(20):
+        text = [rng.randrange(50) for _ in range(400)]
+        for drafter in (grown, ample):
+            drafter.start_request(request, text[:9])
+            drafter.append(request, text)
+        assert grown.draft(request, 4) == ample.draft(request, 4)
+    assert len(grown._tables.states) > 2048
+    assert grown.stats() == ample.stats()
