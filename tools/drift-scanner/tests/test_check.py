@@ -165,6 +165,20 @@ def test_a_removed_method_is_drift_and_a_moved_one_says_where():
     assert drift(check(CALLS_STEP, {"vllm/engine.py": ENGINE}, new)) == []
 
 
+def test_a_method_with_a_trivial_body_is_not_found_in_another_of_that_body():
+    old, new = changed("def close(self):\n            pass", "def fresh(self):\n            pass")
+    plugin = CALLS_STEP.replace("step([1], wait=False)", "close()")
+    assert only(check(plugin, old, new)).verdict is Verdict.REMOVED
+
+
+def test_a_base_of_another_name_is_no_drift_while_the_members_are_there():
+    base = "class Base:\n    def close(self): ...\n"
+    plugin = "from vllm.engine import Engine\nclass Mine(Engine):\n    def close(self): ...\n"
+    old = {"vllm/engine.py": base + "class Engine(Base): ...\n"}
+    new = {"vllm/engine.py": old["vllm/engine.py"].replace("Base", "Root")}
+    assert drift(check(plugin, old, new)) == []
+
+
 def test_a_method_that_moves_to_a_base_is_no_drift():
     new = ENGINE.replace("class Engine:", "class Base:").replace(
         "    def close(self):\n", "class Engine(Base):\n        def close(self):\n"

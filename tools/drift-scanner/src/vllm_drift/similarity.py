@@ -21,6 +21,10 @@ ALIKE = 0.6
 """Bodies at least this alike, of another name, count as the same thing."""
 ALIKE_NAMED = 0.3
 """Bodies at least this alike, of the same name, count as the same thing."""
+_SUBSTANCE = 60
+"""A normalised body shorter than this (`raise NotImplementedError`, `return False`) is like many
+others: it tells nothing of where a definition of another name came from.
+"""
 _FILES = 12
 """How many files are searched for a body at most, those that share the most words first."""
 _DUNDER = re.compile(r"__\w+__\Z")
@@ -104,6 +108,8 @@ def find_moved(
     best = max(named, key=lambda c: c.alike or 0.0, default=None)
     if best is not None and (best.alike or 0.0) >= ALIKE_NAMED:
         return best
+    if len(body) < _SUBSTANCE:
+        return None
     renamed = [
         candidate
         for dotted in _likely_files(new, module, body)
