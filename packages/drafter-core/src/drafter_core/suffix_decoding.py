@@ -17,6 +17,7 @@ call per batch, and by default drafts that are accepted more often.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, KeysView, Sequence
 from dataclasses import dataclass, field
 from operator import index
@@ -183,11 +184,8 @@ class SuffixDecodingCache:
             raise ValueError(f"Request '{req_id}' is not active")
 
 
-def _tokens(given: TokenIds) -> TokenIds:
-    """The same tokens, once it is sure that the peer would take them.
-
-    A sequence is read element by element, so that a float among ints is not rounded.
-    """
+def _tokens(given: TokenIds) -> NDArray[np.int32]:
+    """The tokens as int32 [n], once it is sure that the peer would take them."""
     if isinstance(given, np.ndarray):
         if given.ndim != 1:
             raise ValueError(f"an array of token ids has one dimension, not {given.ndim}")
@@ -198,4 +196,8 @@ def _tokens(given: TokenIds) -> TokenIds:
         return given
     if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
         raise TypeError(f"token ids come as a sequence of ints, not as {type(given).__name__}")
-    return [index(token) for token in given]
+    try:
+        # An array of C ints refuses a float where numpy would round it.
+        return np.asarray(array("i", given))
+    except OverflowError:
+        raise ValueError(f"token ids are 0 to {2**31 - 2}; found {max(given)}") from None
