@@ -133,4 +133,5 @@ def test_reformatted_real_source_is_still_as_expected(
     for path in root.rglob("*.py"):
         path.write_text(ast.unparse(ast.parse(path.read_text("utf-8"))), "utf-8")
     report = check_surface(SURFACE, version="0.33.0", root=root)
-    assert report.ok, report.explain()
+    # An anchor is a piece of source text: it alone depends on how that is formatted.
+    assert {result.kind for result in report.mismatches} <= {"anchor"}, report.explain()
