@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -125,7 +124,6 @@ def main() -> int:
     )
     parser.add_argument("--verbose", action="store_true", help="print every mutant that went wrong")
     options = parser.parse_args()
-    started = time.perf_counter()
     sources = Sources(cache=Cache(default_cache_dir()))
     tree = sources.load(sources.expand([options.release])[0])
     rng = random.Random(options.seed)
@@ -135,7 +133,10 @@ def main() -> int:
     subjects: Counter[str] = Counter()
     for number, module in enumerate(chosen):
         source = known[module]
-        found = list(subjects_of(source, rng, known))
+        try:
+            found = list(subjects_of(source, rng, known))
+        except SyntaxError:
+            continue  # in a newer syntax than this interpreter's
         for subject in found:
             subjects[subject.symbol.kind] += 1
             for mutant in mutants_of(subject):
@@ -143,17 +144,19 @@ def main() -> int:
         _judge_meaningless(source, found, tree, scores)
         done = sum(s.applied for s in scores.values())
         print(f"\r{number + 1}/{len(chosen)} modules, {done} mutants", end="", file=sys.stderr)
+        if options.output is not None:
+            # After every module, so that a run that is stopped leaves what it found.
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            read = chosen[: number + 1]
+            report = _report(tree, options, read, subjects, scores)
+            options.output.write_text(report, encoding="utf-8")
     print(file=sys.stderr)
     if options.verbose:
         for name, score in scores.items():
             for line in score.wrong:
                 print(f"{name}: {line}")
-    report = _report(tree, options, chosen, subjects, scores, time.perf_counter() - started)
     if options.output is None:
-        print(report)
-    else:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(report, encoding="utf-8")
+        print(_report(tree, options, chosen, subjects, scores))
     detected, applied, alarms, harmless = _totals(scores)
     print(
         f"detected {detected} of {applied} ({detected / max(applied, 1):.2%}), "
@@ -267,7 +270,6 @@ def _report(
     chosen: list[str],
     subjects: Counter[str],
     scores: dict[str, Score],
-    seconds: float,
 ) -> str:
     detected, applied, alarms, harmless = _totals(scores)
     named = sum(s.named for s in scores.values() if s.breaks)
