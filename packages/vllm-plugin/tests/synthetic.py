@@ -57,6 +57,10 @@ MODULES = {
         class VllmConfig:
             model_config: object
             speculative_config: object
+
+            def _get_v2_model_runner_unsupported_features(self):
+                refused = ("suffix", "custom_class")
+                return self.speculative_config.method in refused
         """,
     "config/model.py": """
         class ModelConfig:
