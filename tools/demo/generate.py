@@ -20,6 +20,17 @@ COUNTERS = {
 }
 
 
+def native_dtype() -> str:
+    """Return the type in which this processor computes the model fast.
+
+    Where it has no instructions for bfloat16, PyTorch emulates them, at a sixth of the speed of
+    float32 and with no gain from doing several tokens at once.
+    """
+    import torch
+
+    return "auto" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+
+
 class Run:
     """A running engine and the figures that it gives away."""
 
@@ -33,6 +44,7 @@ class Run:
         self.llm = LLM(
             model=job["model"],
             speculative_config=job["speculative_config"],
+            dtype=native_dtype(),
             enforce_eager=True,
             max_model_len=2048,
             max_num_seqs=job["max_num_seqs"],
@@ -41,6 +53,7 @@ class Run:
             seed=0,
         )
         self.start_seconds = time.perf_counter() - started
+        self.dtype = str(self.llm.llm_engine.model_config.dtype).removeprefix("torch.")
         self.tokenizer = self.llm.get_tokenizer()
         self.tell("ready", seconds=self.start_seconds)
 
@@ -132,6 +145,7 @@ def main() -> None:
     result = {
         "groups": groups,
         "start_seconds": run.start_seconds,
+        "dtype": run.dtype,
         "witnesses": run.witnesses(),
     }
     Path(job["result"]).write_text(json.dumps(result))

@@ -30,7 +30,7 @@ METHOD = """\
 ## How it was measured
 
 - vLLM {vllm} on the CPU with its defaults (eager mode, at most {max_num_seqs} requests at a time,
-  prefix caching on), {model} in bfloat16, at most {max_tokens} tokens an answer; {processor},
+  prefix caching on), {model} in {dtype}, at most {max_tokens} tokens an answer; {processor},
   {cores} cores, Python {python}; {versions}.
 - Without speculation vLLM schedules asynchronously, with any suffix drafter it does not: the
   comparison is with vLLM at its best.
@@ -67,6 +67,7 @@ def page(report: dict[str, Any]) -> str:
                 vllm=report["vllm_version"],
                 max_num_seqs=report["max_num_seqs"],
                 model=report["model"],
+                dtype=report["dtype"],
                 max_tokens=report["max_tokens"],
                 rounds=report["rounds"],
                 seconds_baseline=_seconds(report["baseline"]),

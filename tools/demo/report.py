@@ -106,6 +106,7 @@ def make_report(engines: Engines, prompts: list[Prompt], job: Job) -> dict[str, 
         "max_num_seqs": job.max_num_seqs,
         "prompts": [{"group": prompt.group, "source": prompt.source} for prompt in prompts],
         "model": job.model.name,
+        "dtype": everyone[0].result["dtype"],
         "versions": {name: importlib.metadata.version(name) for name in DISTRIBUTIONS},
         "machine": {
             "processor": _processor(),

@@ -79,7 +79,8 @@ def run_rounds(job: Job, rounds: int, folder: Path, console: Console) -> Engines
 
 def table_of(report: dict[str, Any]) -> Table:
     """Return the table of figures, group by group."""
-    table = Table(title=f"vLLM {report['vllm_version']} on the CPU, {report['model']}, greedy")
+    model = f"{report['model']} in {report['dtype']}"
+    table = Table(title=f"vLLM {report['vllm_version']} on the CPU, {model}, greedy")
     for column in ("prompts", "engine"):
         table.add_column(column)
     for column in ("tokens/s", "tokens per forward pass", "drafted", "accepted", "identical"):
