@@ -1,4 +1,4 @@
-"""The subcommands of `drafter-core`: `simulate` a replay.
+"""The subcommands of `drafter-core`: `build` a snapshot from past responses, `simulate` a replay.
 
 Joins traces, tokenizer, drafter, replay and page; holds no logic of theirs. Exit codes: 0 done,
 1 nothing in the file could be used or a file could not be read, 2 the command line is wrong.
@@ -70,9 +70,48 @@ class Mode(str, Enum):
     exact = "exact"
 
 
-@app.callback()
-def command() -> None:
-    """Drafts for speculative decoding from text that was seen before."""
+@app.command(epilog=FORMS)
+def build(
+    traces: Traces,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The snapshot to write.")],
+    tokenizer: TokenizerOption = None,
+    max_cached_requests: Cached = 10_000,
+    as_json: Json = False,
+) -> None:
+    """Make a snapshot from past responses, so that a server starts with a warm cache.
+
+    It holds the texts of the responses, the last --max-cached-requests of them.
+
+    Example: drafter-core build responses.jsonl --tokenizer ./model -o warm.snapshot
+    """
+    requests, skipped = _read(traces, tokenizer)
+    drafter = SuffixDrafter(2, max_cached_requests)  # a snapshot holds texts: any depth will do
+    with _progress() as progress:
+        for number, request in enumerate(progress.track(requests, description="inserting")):
+            drafter.start_request(f"{traces.name}:{request.line}:{number}", request.prompt[:0])
+            drafter.append(f"{traces.name}:{request.line}:{number}", request.response)
+            drafter.stop_request(f"{traces.name}:{request.line}:{number}")
+    try:
+        drafter.save(output)
+    except (OSError, DrafterError) as error:
+        _fail(f"{output} could not be written: {error}")
+    stats = drafter.stats()
+    report = {
+        "snapshot": str(output),
+        "bytes": output.stat().st_size,
+        "responses": stats.cached_requests,
+        "tokens": stats.cached_tokens,
+        "skipped": [asdict(one) for one in skipped],
+    }
+    if as_json:
+        print(json.dumps(report))
+        return
+    console = Console()
+    _say_skipped(console, skipped)
+    console.print(
+        f"{output}: {stats.cached_requests:,} responses, {stats.cached_tokens:,} tokens, "
+        f"{report['bytes']:,} bytes"
+    )
 
 
 @app.command(epilog=FORMS)
@@ -92,6 +131,15 @@ def simulate(
     min_token_prob: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Least estimated probability of a draft.")
     ] = 0.1,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Most drafted tokens of a step over the whole batch; none means no limit."
+        ),
+    ] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="Start from this snapshot.", exists=True, dir_okay=False)
+    ] = None,
     step_ms: Annotated[
         float, typer.Option(min=0.001, help="Time of one decode step of your model, in ms.")
     ] = 20.0,
@@ -111,10 +159,12 @@ def simulate(
     requests, skipped = _read(traces, tokenizer)
     settings = ReplaySettings(
         batch=batch, max_tokens=max_tokens, max_spec_factor=max_spec_factor,
-        min_token_prob=min_token_prob,
+        min_token_prob=min_token_prob, budget=budget,
     )  # fmt: skip
     try:
         drafter = SuffixDrafter(max_depth, max_cached_requests, exact=mode is Mode.exact)
+        if snapshot is not None:
+            drafter.load(snapshot)
     except (OSError, DrafterError) as error:
         _fail(str(error))
     with _progress() as progress:

@@ -48,6 +48,7 @@ class ReplaySettings:
     max_spec_factor: float = 1.0
     max_spec_offset: float = 0.0
     min_token_prob: float = 0.1
+    budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,7 @@ class _Board:
         batch = self.drafter.step(
             self.handles, rows, self.block, self.ends, settings.max_tokens,
             settings.max_spec_factor, settings.max_spec_offset, settings.min_token_prob,
+            settings.budget,
         )  # fmt: skip
         seconds = time.perf_counter() - before
         outcome.draft_seconds += seconds

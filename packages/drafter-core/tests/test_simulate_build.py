@@ -1,0 +1,78 @@
+"""`drafter-core build` makes a snapshot from which a replay starts warm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer", reason="the command is the extra drafter-core[simulate]")
+
+from typer.testing import CliRunner
+
+from drafter_core import SuffixDrafter
+from drafter_core.commands import app
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "log.jsonl"
+    draw = np.random.default_rng(1)
+    lines = [{"response": draw.integers(0, 30_000, 80).tolist()} for _ in range(4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{}\n")
+    return path
+
+
+def build(log: Path, *arguments: str) -> dict[str, object]:
+    snapshot = log.with_name("warm.snapshot")
+    command = ["build", str(log), "-o", str(snapshot), "--json", *arguments]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    report: dict[str, object] = json.loads(result.stdout)
+    return report
+
+
+def test_the_snapshot_holds_every_usable_response(log: Path) -> None:
+    report = build(log)
+    assert (report["responses"], report["tokens"]) == (4, 320)
+    assert [one["line"] for one in report["skipped"]] == [5]  # type: ignore[attr-defined]
+    assert SuffixDrafter(24).load(str(report["snapshot"])) == 4
+
+
+def test_the_last_responses_are_kept_where_there_is_a_limit(log: Path) -> None:
+    assert build(log, "--max-cached-requests", "2")["responses"] == 2
+
+
+def test_a_replay_from_a_snapshot_is_warm(log: Path) -> None:
+    snapshot = str(build(log)["snapshot"])
+    rates = []
+    for extra in ([], ["--snapshot", snapshot]):
+        result = CliRunner().invoke(app, ["simulate", str(log), "--json", *extra])
+        assert result.exit_code == 0, result.output
+        rates.append(json.loads(result.stdout)["tokens_per_step"])
+    assert rates[0] < 1.1
+    assert rates[1] > 5
+
+
+def test_a_budget_limits_what_a_step_drafts(log: Path) -> None:
+    snapshot = str(build(log)["snapshot"])
+    command = ["simulate", str(log), "--json", "--snapshot", snapshot, "--budget", "4"]
+    report = json.loads(CliRunner().invoke(app, command).stdout)
+    assert 0 < report["drafted"] <= 4 * report["steps"]
+
+
+def test_a_damaged_snapshot_is_an_error_that_names_it(log: Path) -> None:
+    bad = log.with_name("bad.snapshot")
+    bad.write_bytes(b"nonsense")
+    result = CliRunner().invoke(app, ["simulate", str(log), "--snapshot", str(bad)])
+    assert result.exit_code == 1
+    assert "bad.snapshot" in result.output.replace("\n", "")
+
+
+def test_a_snapshot_that_cannot_be_written_is_an_error(log: Path) -> None:
+    target = log.with_name("missing") / "warm.snapshot"
+    result = CliRunner().invoke(app, ["build", str(log), "-o", str(target)])
+    assert result.exit_code == 1
+    assert "could not be written" in " ".join(result.output.split())
