@@ -382,6 +382,10 @@ class TestLedgerAndWatch:
         assert (document["newest"], document["known"]) == ("2.0", True)
         assert document["report"]["summary"]["drift"] is True
 
+    def test_watching_offline_is_2(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("watch", "--surface", "surface.toml", "--offline") == 2
+        assert "which --offline forbids" in capsys.readouterr().err
+
     def test_a_ledger_that_is_missing_or_broken_is_2(self, here: Path) -> None:
         (here / "broken.json").write_text("[]")
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import inspect
 import json
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_type_hints
 
 import typer
 from packaging.version import InvalidVersion, Version
@@ -144,6 +147,112 @@ VERSIONS_HELP = (
 )
 
 
+@dataclass(frozen=True)
+class Reading:
+    """The options that say where releases come from."""
+
+    dist: DistOption = None
+    pre: PreOption = False
+    index_url: IndexOption = None
+    offline: OfflineOption = False
+    cache_dir: CacheDirOption = None
+    no_cache: NoCacheOption = False
+
+    @contextmanager
+    def sources(self, progress: RunProgress, package: str) -> Iterator[Sources]:
+        """Open what these options describe."""
+        settings: IndexSettings = read_pip_settings()
+        if self.index_url is not None:
+            settings = dataclasses.replace(
+                settings, index_urls=(self.index_url.rstrip("/"),), find_links=()
+            )
+        if self.no_cache and self.offline:
+            _fail("--offline reads the cache, which --no-cache switches off; give one of them")
+        with Sources(
+            package=package,
+            dist=self.dist,
+            settings=settings,
+            cache=Cache(None if self.no_cache else self.cache_dir or default_cache_dir()),
+            pre=self.pre,
+            offline=self.offline,
+            progress=progress.download,
+        ) as sources:
+            yield sources
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """The options that say how a report is printed, and when it counts as drift."""
+
+    format: FormatOption = "terminal"
+    as_json: JsonOption = False
+    write: WriteOption = None
+    everything: AllOption = False
+    fail_on: FailOnOption = FailOn.WARNING
+    facts_only: FactsOption = False
+
+    def outputs(self) -> list[tuple[str, Path | None]]:
+        """Return what to print, then what to write where; refuse wrong ones before any work."""
+        wanted: list[tuple[str, Path | None]] = [("json" if self.as_json else self.format, None)]
+        for text in self.write or []:
+            name, equals, file = text.partition("=")
+            if not equals or not file:
+                _fail(f"--write {text!r} should be FORMAT=FILE, as in html=drift.html")
+            wanted.append((name, Path(file)))
+        for name, _ in wanted:
+            if name not in FORMATS:
+                _fail(f"unknown format {name!r}; there is {', '.join(FORMATS)}")
+        return wanted
+
+    def finish(
+        self, report: Report, outputs: list[tuple[str, Path | None]], style: Style
+    ) -> NoReturn:
+        """Print and write the report, and end the program."""
+        if self.facts_only:
+            report = _facts(report)
+        for format, path in outputs:
+            if path is None:
+                _print(render(report, format, style))
+            else:
+                plain = dataclasses.replace(style, color=False, width=120)
+                _write_file(path, render(report, format, plain))
+        if any(f.severity.rank >= Severity(self.fail_on.value).rank for f in report.drift):
+            raise typer.Exit(DRIFT)
+        if not report.looked_at_something:
+            _say("nothing could be judged, so this is no clean bill", error=True)
+            raise typer.Exit(COULD_NOT_LOOK)
+        raise typer.Exit(NO_DRIFT)
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take `Reading` and `Reporting`; typer sees their fields as its options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if hint in (Reading, Reporting)}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            options = get_type_hints(groups[name], include_extras=True)
+            parameters += [
+                parameter.replace(name=f.name, default=f.default, annotation=options[f.name])
+                for f in dataclasses.fields(groups[name])
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    @functools.wraps(command)
+    def expanded(**values: object) -> None:
+        for name, group in groups.items():
+            options = {f.name: values.pop(f.name) for f in dataclasses.fields(group)}
+            values[name] = group(**options)
+        command(**values)
+
+    # As keywords, so that an option with a default may stand before one without.
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    expanded.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {p.name: p.annotation for p in keywords}
+    return expanded
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
@@ -156,9 +265,11 @@ def _root(
 
 
 @app.command()
+@_with_options
 def scan(
+    *,
     versions: Annotated[
-        list[str] | None, typer.Argument(metavar="VERSION...", help=VERSIONS_HELP)
+        list[str] | None, typer.Argument(metavar="VERSION", help=VERSIONS_HELP)
     ] = None,
     surface: SurfaceOption = None,
     installed: Annotated[
@@ -171,18 +282,8 @@ def scan(
         ),
     ] = None,
     assumed: AsOption = None,
-    format: FormatOption = "terminal",
-    as_json: JsonOption = False,
-    write: WriteOption = None,
-    everything: AllOption = False,
-    fail_on: FailOnOption = FailOn.WARNING,
-    facts_only: FactsOption = False,
-    dist: DistOption = None,
-    pre: PreOption = False,
-    index_url: IndexOption = None,
-    offline: OfflineOption = False,
-    cache_dir: CacheDirOption = None,
-    no_cache: NoCacheOption = False,
+    reporting: Reporting,
+    reading: Reading,
     jobs: JobsOption = None,
 ) -> None:
     """Check each symbol of a surface in one release or several.
@@ -193,13 +294,11 @@ def scan(
     if installed or python:
         specs.append(f"installed:{python}" if python else "installed")
     specs = specs or ["latest"]
-    outputs = _outputs(format, as_json, write)
+    outputs = reporting.outputs()
     declared = _surface(surface)
     with (
         RunProgress() as progress,
-        _sources(
-            progress, declared.package, dist, pre, index_url, offline, cache_dir, no_cache
-        ) as sources,
+        reading.sources(progress, declared.package) as sources,
     ):
         report = runs.scan(
             declared,
@@ -209,20 +308,22 @@ def scan(
             workers=jobs,
             step=progress.step,
         )
-    _finish(report, outputs, _style(declared, everything), fail_on, facts_only)
+    reporting.finish(report, outputs, _style(declared, reporting.everything))
 
 
 @app.command()
+@_with_options
 def check(
+    *,
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PATH|DIST]",
+            metavar="PATH|DIST",
             help="The plugin: its directory, a wheel or sdist, or its name on the index "
             "(NAME or NAME==VERSION). Not needed with --surface.",
         ),
     ] = None,
-    old: Annotated[str, typer.Option("--from", metavar="VERSION", help="Where it works.")] = ...,  # type: ignore[assignment]
+    old: Annotated[str, typer.Option("--from", metavar="VERSION", help="Where it works.")],
     new: Annotated[
         str, typer.Option("--to", metavar="VERSION", help="Where it should.")
     ] = "latest",
@@ -233,33 +334,23 @@ def check(
         ),
     ] = None,
     assumed: AsOption = None,
-    format: FormatOption = "terminal",
-    as_json: JsonOption = False,
-    write: WriteOption = None,
-    everything: AllOption = False,
-    fail_on: FailOnOption = FailOn.WARNING,
-    facts_only: FactsOption = False,
-    dist: DistOption = None,
+    reporting: Reporting,
+    reading: Reading,
     package: PackageOption = None,
-    pre: PreOption = False,
-    index_url: IndexOption = None,
-    offline: OfflineOption = False,
-    cache_dir: CacheDirOption = None,
-    no_cache: NoCacheOption = False,
     jobs: JobsOption = None,
 ) -> None:
     """Say what a bump breaks for a plugin: infer what it relies on, and compare two releases.
 
     Example: vllm-drift check . --from 0.25.1 --to 0.26.0
     """
-    outputs = _outputs(format, as_json, write)
+    outputs = reporting.outputs()
     declared = _surface(surface) if surface is not None else None
     if declared is None and target is None:
         _fail("name a plugin (a path, or a distribution on the index), or give --surface FILE")
     read = package or (declared.package if declared is not None else "vllm")
     with (
         RunProgress() as progress,
-        _sources(progress, read, dist, pre, index_url, offline, cache_dir, no_cache) as sources,
+        reading.sources(progress, read) as sources,
     ):
         before, after = _one(sources, old, "--from"), _one(sources, new, "--to")
         plugin = None if target is None else sources.load_plugin(target)
@@ -273,12 +364,14 @@ def check(
             workers=jobs,
             step=progress.step,
         )
-    style = _style(declared, everything, Path(target) if target else None)
-    _finish(report, outputs, style, fail_on, facts_only)
+    style = _style(declared, reporting.everything, Path(target) if target else None)
+    reporting.finish(report, outputs, style)
 
 
 @app.command()
+@_with_options
 def infer(
+    *,
     target: Annotated[
         str,
         typer.Argument(
@@ -302,13 +395,8 @@ def infer(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the manifest as JSON, not TOML.")
     ] = False,
-    dist: DistOption = None,
+    reading: Reading,
     package: PackageOption = None,
-    pre: PreOption = False,
-    index_url: IndexOption = None,
-    offline: OfflineOption = False,
-    cache_dir: CacheDirOption = None,
-    no_cache: NoCacheOption = False,
 ) -> None:
     """Write a plugin's surface from its source: what it patches, subclasses, calls and imports.
 
@@ -319,7 +407,7 @@ def infer(
     read = package or "vllm"
     with (
         RunProgress() as progress,
-        _sources(progress, read, dist, pre, index_url, offline, cache_dir, no_cache) as sources,
+        reading.sources(progress, read) as sources,
     ):
         plugin = sources.load_plugin(target)
         release = None
@@ -337,10 +425,12 @@ def infer(
 
 
 @app.command()
+@_with_options
 def bisect(
+    *,
     versions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="VERSION...", help="Two releases or more, or a range of them."),
+        typer.Argument(metavar="VERSION", help="Two releases or more, or a range of them."),
     ] = None,
     surface: SurfaceOption = None,
     plugin: Annotated[
@@ -351,31 +441,21 @@ def bisect(
             help="Infer the surface from this plugin, with the oldest of the releases.",
         ),
     ] = None,
-    format: FormatOption = "terminal",
-    as_json: JsonOption = False,
-    write: WriteOption = None,
-    everything: AllOption = False,
-    fail_on: FailOnOption = FailOn.WARNING,
-    facts_only: FactsOption = False,
-    dist: DistOption = None,
+    reporting: Reporting,
+    reading: Reading,
     package: PackageOption = None,
-    pre: PreOption = False,
-    index_url: IndexOption = None,
-    offline: OfflineOption = False,
-    cache_dir: CacheDirOption = None,
-    no_cache: NoCacheOption = False,
     jobs: JobsOption = None,
 ) -> None:
     """Find the first release in which each symbol changed.
 
     Example: vllm-drift bisect --surface surface.toml '>=0.20'
     """
-    outputs = _outputs(format, as_json, write)
+    outputs = reporting.outputs()
     declared = _surface(surface) if plugin is None else None
     read = package or (declared.package if declared is not None else "vllm")
     with (
         RunProgress() as progress,
-        _sources(progress, read, dist, pre, index_url, offline, cache_dir, no_cache) as sources,
+        reading.sources(progress, read) as sources,
     ):
         candidates = sources.expand(versions or [declared.versions if declared else ">=0.11"])
         if declared is None:
@@ -383,29 +463,21 @@ def bisect(
             source = sources.load_plugin(plugin)
             declared = runs.infer(source, sources.load(candidates[0]), package=read)
         report = runs.bisect(declared, sources, candidates, workers=jobs, step=progress.step)
-    style = _style(declared, everything, Path(plugin) if plugin else None)
-    _finish(report, outputs, style, fail_on, facts_only)
+    style = _style(declared, reporting.everything, Path(plugin) if plugin else None)
+    reporting.finish(report, outputs, style)
 
 
 @app.command()
+@_with_options
 def ledger(
+    *,
     versions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RANGE...", help="Which releases. Default: every final one."),
+        typer.Argument(metavar="RANGE", help="Which releases. Default: every final one."),
     ] = None,
     surface: SurfaceOption = None,
-    format: FormatOption = "terminal",
-    as_json: JsonOption = False,
-    write: WriteOption = None,
-    everything: AllOption = False,
-    fail_on: FailOnOption = FailOn.WARNING,
-    facts_only: FactsOption = False,
-    dist: DistOption = None,
-    pre: PreOption = False,
-    index_url: IndexOption = None,
-    offline: OfflineOption = False,
-    cache_dir: CacheDirOption = None,
-    no_cache: NoCacheOption = False,
+    reporting: Reporting,
+    reading: Reading,
     jobs: JobsOption = None,
 ) -> None:
     """Make the matrix of a surface over many releases.
@@ -414,21 +486,21 @@ def ledger(
 
     Example: vllm-drift ledger '>=0.11.0' --surface surface.toml --write html=ledger.html
     """
-    outputs = _outputs(format, as_json, write)
+    outputs = reporting.outputs()
     declared = _surface(surface)
     with (
         RunProgress() as progress,
-        _sources(
-            progress, declared.package, dist, pre, index_url, offline, cache_dir, no_cache
-        ) as sources,
+        reading.sources(progress, declared.package) as sources,
     ):
         candidates = sources.expand(versions or [">=0"])
         report = runs.ledger(declared, sources, candidates, workers=jobs, step=progress.step)
-    _finish(report, outputs, _style(declared, everything), fail_on, facts_only)
+    reporting.finish(report, outputs, _style(declared, reporting.everything))
 
 
 @app.command()
+@_with_options
 def watch(
+    *,
     surface: SurfaceOption = None,
     ledger: Annotated[
         Path | None,
@@ -437,17 +509,8 @@ def watch(
     always: Annotated[
         bool, typer.Option("--always", help="Scan the newest release although the ledger has it.")
     ] = False,
-    format: FormatOption = "terminal",
-    as_json: JsonOption = False,
-    write: WriteOption = None,
-    everything: AllOption = False,
-    fail_on: FailOnOption = FailOn.WARNING,
-    facts_only: FactsOption = False,
-    dist: DistOption = None,
-    pre: PreOption = False,
-    index_url: IndexOption = None,
-    cache_dir: CacheDirOption = None,
-    no_cache: NoCacheOption = False,
+    reporting: Reporting,
+    reading: Reading,
 ) -> None:
     """Scan the newest release, if the ledger does not have it yet. For a scheduled job.
 
@@ -455,13 +518,13 @@ def watch(
     """
     from vllm_drift.reports.json_format import SCHEMA, document
 
-    outputs = _outputs(format, as_json, write)
+    if reading.offline:
+        _fail("watch asks the index for its newest release, which --offline forbids")
+    outputs = reporting.outputs()
     declared = _surface(surface)
     with (
         RunProgress() as progress,
-        _sources(
-            progress, declared.package, dist, pre, index_url, False, cache_dir, no_cache
-        ) as sources,
+        reading.sources(progress, declared.package) as sources,
     ):
         found, candidate = runs.watch(sources, ledger)
         if found.known and not always:
@@ -475,14 +538,14 @@ def watch(
                 )
             raise typer.Exit(NO_DRIFT)
         report = runs.scan(declared, sources, [candidate], step=progress.step)
-    style = _style(declared, everything)
+    style = _style(declared, reporting.everything)
     if outputs[0][0] == "json":
-        report = _facts(report) if facts_only else report
+        report = _facts(report) if reporting.facts_only else report
         told = {"schema": SCHEMA, "command": "watch", "newest": found.newest}
         whole = {**told, "known": found.known, "report": document(report, style)}
         _print(json.dumps(whole, indent=2) + "\n")
         outputs = outputs[1:]
-    _finish(report, outputs, style, fail_on, facts_only)
+    reporting.finish(report, outputs, style)
 
 
 @cache_app.command()
@@ -515,34 +578,6 @@ def clear(cache_dir: CacheDirOption = None) -> None:
 
 
 # what the commands share
-
-
-@contextmanager
-def _sources(
-    progress: RunProgress,
-    package: str,
-    dist: str | None,
-    pre: bool,
-    index_url: str | None,
-    offline: bool,
-    cache_dir: Path | None,
-    no_cache: bool,
-) -> Iterator[Sources]:
-    settings: IndexSettings = read_pip_settings()
-    if index_url is not None:
-        settings = dataclasses.replace(settings, index_urls=(index_url.rstrip("/"),), find_links=())
-    if no_cache and offline:
-        _fail("--offline reads the cache, which --no-cache switches off; give one of them")
-    with Sources(
-        package=package,
-        dist=dist,
-        settings=settings,
-        cache=Cache(None if no_cache else cache_dir or default_cache_dir()),
-        pre=pre,
-        offline=offline,
-        progress=progress.download,
-    ) as sources:
-        yield sources
 
 
 def _one(sources: Sources, spec: str, option: str) -> Candidate:
@@ -600,20 +635,6 @@ def _version(text: str | None) -> Version | None:
         _fail(f"--as {text!r} is not a version such as 0.33.0")
 
 
-def _outputs(format: str, as_json: bool, write: list[str] | None) -> list[tuple[str, Path | None]]:
-    """Return what to print, then what to write where. Wrong ones are refused before any work."""
-    wanted: list[tuple[str, Path | None]] = [("json" if as_json else format, None)]
-    for text in write or []:
-        name, equals, file = text.partition("=")
-        if not equals or not file:
-            _fail(f"--write {text!r} should be FORMAT=FILE, as in html=drift.html")
-        wanted.append((name, Path(file)))
-    for name, _ in wanted:
-        if name not in FORMATS:
-            _fail(f"unknown format {name!r}; there is {', '.join(FORMATS)}")
-    return wanted
-
-
 def _style(surface: Surface, everything: bool, plugin: Path | None = None) -> Style:
     color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     return Style(
@@ -664,30 +685,6 @@ def _facts(report: Report) -> Report:
         changes=bare(report.changes),
         outside=bare(report.outside),
     )
-
-
-def _finish(
-    report: Report,
-    outputs: list[tuple[str, Path | None]],
-    style: Style,
-    fail_on: FailOn,
-    facts_only: bool,
-) -> NoReturn:
-    """Print and write the report, and end the program."""
-    if facts_only:
-        report = _facts(report)
-    for format, path in outputs:
-        if path is None:
-            _print(render(report, format, style))
-        else:
-            plain = dataclasses.replace(style, color=False, width=120)
-            _write_file(path, render(report, format, plain))
-    if any(f.severity.rank >= Severity(fail_on.value).rank for f in report.drift):
-        raise typer.Exit(DRIFT)
-    if not report.looked_at_something:
-        _say("nothing could be judged, so this is no clean bill", error=True)
-        raise typer.Exit(COULD_NOT_LOOK)
-    raise typer.Exit(NO_DRIFT)
 
 
 def _write_file(path: Path, text: str) -> None:
