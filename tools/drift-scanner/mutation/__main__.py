@@ -1,7 +1,6 @@
 """How good is the scanner? Change real modules of a release mechanically, and count.
 
-    python tools/drift-scanner/mutation --release 0.33.0 --modules 60 --output
-    docs/drift/mutation.md
+    python tools/drift-scanner/mutation --modules 60 --output docs/drift/mutation.md
 
 Fetches the release from the index that pip is set up with, picks modules and symbols with a seed,
 changes one thing at a time, and compares the changed release with the real one. A change that
@@ -32,14 +31,6 @@ from vllm_drift.findings import Finding, Severity
 from vllm_drift.scan import scan_surface
 from vllm_drift.sources import Sources
 from vllm_drift.tree import SourceTree
-
-ALWAYS = (
-    "vllm.config.speculative",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.gpu_input_batch",
-    "vllm.plugins",
-)
-"""Modules that plugins patch most."""
 
 
 class Overlay(SourceTree):
@@ -118,6 +109,9 @@ def main() -> int:
     parser.add_argument(
         "--modules", type=int, default=60, help="how many modules to pick (default 60)"
     )
+    parser.add_argument(
+        "--also", nargs="*", default=[], metavar="MODULE", help="modules to change besides those"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which modules and symbols (default 0)")
     parser.add_argument(
         "--output", type=Path, help="where to write the report (default: the terminal)"
@@ -126,14 +120,14 @@ def main() -> int:
     options = parser.parse_args()
     sources = Sources(cache=Cache(default_cache_dir()))
     tree = sources.load(sources.expand([options.release])[0])
-    rng = random.Random(options.seed)
-    chosen = _chosen(tree, rng, options.modules)
+    chosen = [*_chosen(tree, random.Random(options.seed), options.modules), *options.also]
     known = {s.module: s for s in _sources(tree, list(tree.modules()), limit=400_000)}
     scores: dict[str, Score] = {}
     subjects: Counter[str] = Counter()
     for number, module in enumerate(chosen):
         source = known[module]
         try:
+            rng = random.Random(f"{options.seed} {module}")
             found = list(subjects_of(source, rng, known))
         except SyntaxError:
             continue  # in a newer syntax than this interpreter's
@@ -174,16 +168,17 @@ def _sources(tree: SourceTree, modules: Iterable[str], limit: int) -> Iterator[S
 
 
 def _chosen(tree: SourceTree, rng: random.Random, count: int) -> list[str]:
-    """The modules that plugins patch most, and others of a fair size, picked by the seed."""
+    """Modules of a fair size, picked by the seed: the first `count` of one order."""
     fair = [
         m
         for m in tree.modules()
-        if 4_000 < len(tree.data(m) or b"") < 120_000
+        if 4_000 < len(tree.data(m) or b"") < 60_000
         and not tree.is_package(m)
         and ".third_party." not in m
     ]
-    others = rng.sample(sorted(fair), count)
-    return list(dict.fromkeys([*(m for m in ALWAYS if m in tree), *others]))[:count]
+    order = sorted(fair)
+    rng.shuffle(order)
+    return order[:count]
 
 
 def _findings(symbols: list[Symbol], old: SourceTree, new: SourceTree) -> list[Finding]:
@@ -262,6 +257,11 @@ def _totals(scores: dict[str, Score]) -> tuple[int, int, int, int]:
         sum(s.applied - s.right for s in harmless),
         sum(s.applied for s in harmless),
     )
+
+
+def _also(options: argparse.Namespace, chosen: list[str]) -> str:
+    extra = chosen[options.modules :]
+    return f" --also {' '.join(extra)}" if extra else ""
 
 
 def _report(

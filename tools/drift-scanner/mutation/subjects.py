@@ -342,14 +342,22 @@ def _module_imports(
                     yield alias.name, node
 
 
+def _evaluated(function: Function) -> Iterator[ast.AST]:
+    """The nodes of a body that run; annotations inside functions never do."""
+    todo: list[ast.AST] = list(function.body)
+    while todo:
+        node = todo.pop()
+        yield node
+        skipped = {id(getattr(node, "annotation", None)), id(getattr(node, "returns", None))}
+        todo += [child for child in ast.iter_child_nodes(node) if id(child) not in skipped]
+
+
 def _readers(named: dict[str, Definition], name: str) -> list[tuple[str, Function]]:
     found = []
     for qualname, node in named.items():
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
-        reads = [
-            n for b in node.body for n in ast.walk(b) if isinstance(n, ast.Name) and n.id == name
-        ]
+        reads = [n for n in _evaluated(node) if isinstance(n, ast.Name) and n.id == name]
         if reads and all(isinstance(r.ctx, ast.Load) for r in reads):
             found.append((qualname, node))
     return found

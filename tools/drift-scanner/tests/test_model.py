@@ -451,3 +451,8 @@ def test_facts_of_a_damaged_cache_are_computed_again(tmp_path: Path) -> None:
             path.write_bytes(b"damaged")
     again = ModuleModel("m", "def f(a): pass\n", store=FactStore(cache), digest="d")
     assert again.function("f") is not None
+
+
+def test_annotations_of_a_functions_own_variables_are_no_reads() -> None:
+    (function,) = collect("def f(self):\n    x: Plain = 1\n    self.y: 'Quoted' = Read\n").functions
+    assert [r.name for r in function.reads] == ["Read"]

@@ -395,7 +395,9 @@ class _Collector:
     def _ann_assign(self, node: cst.AnnAssign) -> None:
         if node.value is not None:
             self._visit(node.value)
-        self._visit(node.annotation.annotation)
+        if self._frame.kind != "function":
+            # Python never evaluates the annotations of a function's own variables.
+            self._visit(node.annotation.annotation)
         known = self._classes_of(node.value) if node.value is not None else ()
         self._bind(
             node.target,

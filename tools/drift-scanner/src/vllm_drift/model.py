@@ -35,7 +35,7 @@ from vllm_drift.tree import SourceTree
 
 __all__ = ["FACTS_VERSION", "Binding", "FactStore", "ModuleModel", "load_module"]
 
-FACTS_VERSION = 3
+FACTS_VERSION = 4
 """Raise it whenever `segments`, `collect`, `facts` or `normal` say something else about the same
 text.
 """
