@@ -16,33 +16,24 @@ def check_integrity(drafter: SuffixDrafter) -> int:
     blocks: dict[int, int] = {}
     for tree in handles:
         found = _tree_states(tables, int(tables.trees[tree, k.R_ROOT]))
-        assert len(found) == tables.trees[tree, k.R_STATES], (
-            "states are lost or left over"
-        )
+        assert len(found) == tables.trees[tree, k.R_STATES], "states are lost or left over"
         assert not states & found, "two trees share a state"
         states |= found
         root = int(tables.trees[tree, k.R_ROOT])
         for v in found:
             _check_state(tables, v, root)
             if tables.states[v, k.BLK] >= 0:
-                blocks[int(tables.states[v, k.BLK])] = (
-                    int(tables.states[v, k.META]) >> 16
-                )
+                blocks[int(tables.states[v, k.BLK])] = int(tables.states[v, k.META]) >> 16
     chunk = int(tables.header[k.G_SFREE])
-    while (
-        chunk >= 0
-    ):  # what stopped requests left behind keeps its blocks until it is used again
+    while chunk >= 0:  # what stopped requests left behind keeps its blocks until it is used again
         for v in range(chunk * k.CHUNK, (chunk + 1) * k.CHUNK):
             if tables.states[v, k.BLK] >= 0:
-                blocks[int(tables.states[v, k.BLK])] = (
-                    int(tables.states[v, k.META]) >> 16
-                )
+                blocks[int(tables.states[v, k.BLK])] = int(tables.states[v, k.META]) >> 16
         chunk = int(tables.chunks[chunk, 0])
     _check_blocks(tables, blocks)
     _check_free_states(tables, states)
     held = sum(
-        int(tables.sequences[q, k.Q_LEN])
-        for q in [*drafter._sequences.values(), *drafter._leaving]
+        int(tables.sequences[q, k.Q_LEN]) for q in [*drafter._sequences.values(), *drafter._leaving]
     )
     assert held == drafter.stats().cached_tokens, "texts are lost or left over"
     return len(states)
@@ -77,11 +68,7 @@ def _find(tables, v: int, token: int) -> int:
         if tables.blocks[first + at, 0] in (token, -1):
             break
         at = (at + 1) % size
-    return (
-        int(tables.blocks[first + at, 1])
-        if tables.blocks[first + at, 0] == token
-        else -1
-    )
+    return int(tables.blocks[first + at, 1]) if tables.blocks[first + at, 0] == token else -1
 
 
 def _length(tables, v: int) -> int:
@@ -126,9 +113,7 @@ def _check_state(tables, v: int, root: int) -> None:
         longest = min(length, depth - 1) + 1
         below = _length(tables, int(tables.states[d, k.LINK]))
         assert below < shortest + 1, "an edge to a state that lacks the shortest word"
-        assert longest <= _length(tables, d), (
-            "an edge to a state that lacks the longest word"
-        )
+        assert longest <= _length(tables, d), "an edge to a state that lacks the longest word"
     if int(tables.states[v, k.BLK]) >= 0:
         _check_block(tables, v, root, len(edges) - 1)
 
@@ -144,9 +129,7 @@ def _check_block(tables, v: int, root: int, held: int) -> None:
         assert tables.blocks[block, 0] == held, "a wrong number of edges in the header"
         counts = [int(tables.states[d, k.COUNT]) for _, d in _edges(tables, v)[1:]]
         if not tables.header[k.G_EXACT]:
-            assert tables.blocks[block, 1] >= max(counts) or v == root, (
-                "a bound below a count"
-            )
+            assert tables.blocks[block, 1] >= max(counts) or v == root, "a bound below a count"
     if tables.header[k.G_EXACT] and v != root:
         pair, before, order = int(tables.states[v, k.HEAD]), -1, []
         while pair >= 0:
@@ -165,9 +148,7 @@ def _check_blocks(tables, blocks: dict[int, int]) -> None:
     for size_class in range(32):
         block = int(tables.header[k.G_BFREE + size_class])
         while block >= 0:
-            assert block not in spans, (
-                "a block that is both free and in use, or free twice"
-            )
+            assert block not in spans, "a block that is both free and in use, or free twice"
             spans[block] = size_class
             block = int(tables.blocks[block, 1])
     at = 0

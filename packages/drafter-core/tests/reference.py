@@ -38,10 +38,7 @@ class Tree:
             self.nodes.setdefault(word, Node()).count += 1
             parent = self.nodes[word[:-1]]
             parent.children[token] = parent.children.get(token, 0) + 1
-            if (
-                parent.first < 0
-                or parent.children[token] >= parent.children[parent.first]
-            ):
+            if parent.first < 0 or parent.children[token] >= parent.children[parent.first]:
                 parent.first = token
 
     def remove(self, text: list[int]) -> None:
@@ -66,10 +63,7 @@ class Tree:
             node.first = -1
             return
         best = min(node.children, key=lambda token: (-node.children[token], token))
-        if (
-            node.first not in node.children
-            or node.children[best] > node.children[node.first]
-        ):
+        if node.first not in node.children or node.children[best] > node.children[node.first]:
             node.first = best
 
     def draft(
@@ -92,9 +86,7 @@ class Tree:
             probs: list[float] = []
             prob, score = f32(1), f32(0)
             while len(tokens) < cap:
-                word = word[
-                    max(0, len(word) - self.depth + 1) :
-                ]  # room for one more token
+                word = word[max(0, len(word) - self.depth + 1) :]  # room for one more token
                 node = self.nodes[word]
                 if node.first < 0 or not word:
                     break

@@ -15,9 +15,7 @@ def filled(responses: int, **settings: int) -> SuffixDrafter:
     drafter = SuffixDrafter(8, **settings)
     for request in range(responses):
         drafter.start_request(request, [1, 2])
-        drafter.append(
-            request, [rng.randrange(9) for _ in range(rng.choice([1, 63, 64, 200]))]
-        )
+        drafter.append(request, [rng.randrange(9) for _ in range(rng.choice([1, 63, 64, 200]))])
         drafter.stop_request(request)
     return drafter
 
@@ -82,9 +80,7 @@ def test_an_empty_cache_makes_an_empty_snapshot(tmp_path: Path) -> None:
         (lambda data: data[:22] + b"\x02" + data[23:], "format 2"),
     ],
 )
-def test_a_bad_file_is_refused_and_changes_nothing(
-    tmp_path: Path, damage, message: str
-) -> None:
+def test_a_bad_file_is_refused_and_changes_nothing(tmp_path: Path, damage, message: str) -> None:
     filled(3).save(tmp_path / "warm")
     (tmp_path / "bad").write_bytes(damage((tmp_path / "warm").read_bytes()))
     drafter = filled(4)

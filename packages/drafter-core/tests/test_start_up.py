@@ -34,7 +34,5 @@ def test_importing_the_package_compiles_nothing() -> None:
         "import sys, drafter_core; from drafter_core import _kernels; "
         "assert not getattr(_kernels.run, 'signatures', ()); print('ok')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "ok\n"

@@ -41,9 +41,7 @@ class Rows:
 COPY = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4]
 
 
-def test_a_row_that_does_not_continue_what_was_fed_is_refused_and_others_are_served() -> (
-    None
-):
+def test_a_row_that_does_not_continue_what_was_fed_is_refused_and_others_are_served() -> None:
     drafter = SuffixDrafter(8)
     batch = Rows(drafter, [COPY, COPY, COPY])
     batch.token_ids[0, 5] = 99

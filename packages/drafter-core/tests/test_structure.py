@@ -48,14 +48,10 @@ NAMES = ["start", "append", "append", "append", "stop", "evict"]
 @pytest.mark.parametrize("exact", [False, True])
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_invariants_hold_after_every_operation(
-    exact: bool, data: st.DataObject
-) -> None:
+def test_invariants_hold_after_every_operation(exact: bool, data: st.DataObject) -> None:
     text = st.lists(st.integers(0, 3), max_size=10)
     operations = data.draw(
-        st.lists(
-            st.tuples(st.sampled_from(NAMES), st.integers(0, 3), text), max_size=25
-        )
+        st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3), text), max_size=25)
     )
     depth = data.draw(st.integers(1, 6))
     limit = data.draw(st.sampled_from([-1, 0, 1, 3]))
@@ -67,19 +63,13 @@ def test_invariants_hold_after_every_operation(
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_invariants_hold_in_long_histories_with_wide_states(
-    seed: int, exact: bool
-) -> None:
+def test_invariants_hold_in_long_histories_with_wide_states(seed: int, exact: bool) -> None:
     rng = random.Random(seed)
-    drafter = SuffixDrafter(
-        rng.choice([1, 2, 3, 6, 24]), rng.choice([-1, 2, 4]), exact=exact
-    )
+    drafter = SuffixDrafter(rng.choice([1, 2, 3, 6, 24]), rng.choice([-1, 2, 4]), exact=exact)
     alphabet = rng.choice([1, 2, 3, 40, 300])
     for _ in range(60):
         length = rng.choice([0, 1, 2, 5, 200])
-        text = [
-            min(int(rng.expovariate(4 / alphabet)), alphabet) for _ in range(length)
-        ]
+        text = [min(int(rng.expovariate(4 / alphabet)), alphabet) for _ in range(length)]
         if rng.random() < 0.3:
             text = text[:3] * 5
         play(drafter, rng.choice(NAMES), rng.randrange(5), text)

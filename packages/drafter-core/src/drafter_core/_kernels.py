@@ -407,8 +407,8 @@ def _rise(
     """Put an edge of v in its place after the count of its state rose by one.
 
     Unordered: it comes first when it occurs at least as often as the first: the last to reach a
-    count is first among equals. Ordered, as the peer does it: the leader of a group of equals leads the
-    group above, any other goes to the end of the group above.
+    count is first among equals. Ordered, as the peer does it: the leader of a group of equals leads
+    the group above, any other goes to the end of the group above.
     """
     if S[v, TOK] == token:
         return
@@ -1282,8 +1282,9 @@ def run(
                 if _first_bad(token_ids[row], fed, n) >= 0:
                     status = BAD_TOKEN
                 elif n - fed > _feed(
-                    S, B, T, C, R, Q, W, G, P, H, tree, token_ids[row], fed, n, op == STEP, op == STEP
-                ):
+                    S, B, T, C, R, Q, W, G, P, H,
+                    tree, token_ids[row], fed, n, op == STEP, op == STEP,
+                ):  # fmt: skip
                     return i
             out_info[OUT_STATUS, i] = status
             if status != OK:

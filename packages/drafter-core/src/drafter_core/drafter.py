@@ -112,9 +112,7 @@ class BatchDraft:
         """The drafts as lists of token ids, one per request, empty where there is none."""
         return [
             row[:length]
-            for row, length in zip(
-                self.token_ids.tolist(), self.lengths.tolist(), strict=True
-            )
+            for row, length in zip(self.token_ids.tolist(), self.lengths.tolist(), strict=True)
         ]
 
 
@@ -583,9 +581,7 @@ class SuffixDrafter:
         )  # fmt: skip
         return result
 
-    def _feed(
-        self, handle: int, tokens: NDArray[np.int32], begin: int, part: int
-    ) -> None:
+    def _feed(self, handle: int, tokens: NDArray[np.int32], begin: int, part: int) -> None:
         while True:
             fed = self._run(k.FEED, handle, part, tokens, begin)
             if fed < 0:
@@ -635,9 +631,7 @@ class SuffixDrafter:
         if self._free_handles:
             return self._free_handles.pop()
         if self._next_handle >= len(self._tables.trees):
-            raise CapacityExhausted(
-                f"{len(self._handles)} requests are active; stop some first"
-            )
+            raise CapacityExhausted(f"{len(self._handles)} requests are active; stop some first")
         self._next_handle += 1
         return self._next_handle - 1
 
@@ -758,23 +752,17 @@ def _spend(batch: BatchDraft, budget: int) -> None:
     if budget <= 0:
         kept = np.zeros(len(probs), np.int64)
     else:
-        threshold = np.partition(probs, probs.size - budget, axis=None)[
-            probs.size - budget
-        ]
+        threshold = np.partition(probs, probs.size - budget, axis=None)[probs.size - budget]
         kept = (probs > threshold).sum(axis=1)
         ties = (probs == threshold).sum(axis=1)
         before = np.cumsum(ties) - ties
         kept += np.clip(budget - int(kept.sum()) - before, 0, ties)
     batch.lengths[:] = kept
-    batch.scores[:] = np.where(
-        np.arange(probs.shape[1]) < kept[:, None], probs, 0.0
-    ).sum(axis=1)
+    batch.scores[:] = np.where(np.arange(probs.shape[1]) < kept[:, None], probs, 0.0).sum(axis=1)
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:
-    larger = reserve(
-        2 * len(array), array.shape[1] if array.ndim == 2 else 0, array.dtype.type
-    )
+    larger = reserve(2 * len(array), array.shape[1] if array.ndim == 2 else 0, array.dtype.type)
     if len(larger) < 2 * len(array):
         raise MemoryError
     larger[: len(array)] = array
@@ -797,9 +785,7 @@ def _checked(tokens: Tokens) -> NDArray[np.int32]:
     """Token ids as a contiguous int32 array; the kernel refuses ids out of range."""
     array = np.asarray(tokens)
     if array.ndim != 1:
-        raise BadTokenId(
-            f"token ids come as one sequence, not with shape {array.shape}"
-        )
+        raise BadTokenId(f"token ids come as one sequence, not with shape {array.shape}")
     if len(array) == 0:
         return np.zeros(0, np.int32)
     if array.dtype.kind not in "iu":

@@ -29,9 +29,7 @@ class UnknownRequest(DrafterError, KeyError):
         self.where = where
 
     def __str__(self) -> str:
-        return (
-            f"request {self.request_id!r} is not {self.where}; call start_request first"
-        )
+        return f"request {self.request_id!r} is not {self.where}; call start_request first"
 
 
 class RequestActive(DrafterError, ValueError):

@@ -30,9 +30,7 @@ _HEAD = struct.Struct("<IQQ")
 _MAX_TOKEN_ID = 2**31 - 2
 
 
-def write_snapshot(
-    path: str | os.PathLike[str], responses: list[NDArray[np.int32]]
-) -> None:
+def write_snapshot(path: str | os.PathLike[str], responses: list[NDArray[np.int32]]) -> None:
     """Write responses, int32 [length] each, oldest first.
 
     The file appears whole or not at all: it is written beside its place and renamed.
@@ -48,9 +46,7 @@ def write_snapshot(
         lengths.tobytes(),
     ]
     checksum = hashlib.sha256()
-    handle, temporary = tempfile.mkstemp(
-        prefix=path.name, suffix=".part", dir=path.parent
-    )
+    handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             for part in parts:
@@ -94,21 +90,15 @@ def read_snapshot(path: str | os.PathLike[str]) -> list[NDArray[np.int32]]:
     if len(data) != end + hashlib.sha256().digest_size:
         raise SnapshotError(_truncated(path, len(data)))
     if hashlib.sha256(memoryview(data)[:end]).digest() != data[end:]:
-        raise SnapshotError(
-            f"{path} is damaged: its checksum does not match; make it again"
-        )
+        raise SnapshotError(f"{path} is damaged: its checksum does not match; make it again")
     lengths: NDArray[Any] = np.frombuffer(data, "<u4", count, at)
     tokens: NDArray[Any] = np.frombuffer(data, "<i4", total, at + 4 * count)
     if int(lengths.sum(dtype=np.int64)) != total:
-        raise SnapshotError(
-            f"{path} is damaged: its lengths do not add up; make it again"
-        )
+        raise SnapshotError(f"{path} is damaged: its lengths do not add up; make it again")
     if total and (int(tokens.min()) < 0 or int(tokens.max()) > _MAX_TOKEN_ID):
         raise SnapshotError(f"{path} holds token ids outside of 0 to {_MAX_TOKEN_ID}")
     native = tokens.astype(np.int32)
-    return [
-        part for part in np.split(native, np.cumsum(lengths.astype(np.int64))[:-1])
-    ][:count]
+    return np.split(native, np.cumsum(lengths.astype(np.int64))[:-1])[:count]
 
 
 def _truncated(path: str | os.PathLike[str], size: int) -> str:

@@ -1,4 +1,4 @@
-"""Which files of an archive or directory are a distribution's importable source, and under which name.
+"""Which files of an archive or directory are importable source, and under which name.
 
 Knows how wheels, sdists and source directories are laid out. Must not know how their bytes are
 read.
@@ -15,7 +15,7 @@ __all__ = ["EXTRAS", "from_sdist", "from_wheel", "in_package", "in_wheel", "sour
 EXTRAS = frozenset(
     {"METADATA", "PKG-INFO", "entry_points.txt", "pyproject.toml", "setup.py", "setup.cfg"}
 )
-"""Base names of the files that say something about a distribution and are kept beside its source."""
+"""Base names of the files about a distribution that are kept beside its source."""
 
 _DATA = re.compile(r"[^/]+\.data/(?:purelib|platlib)/")
 _NOT_SOURCE = frozenset(
