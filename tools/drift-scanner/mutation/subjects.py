@@ -104,7 +104,9 @@ def _classes(
         ]
         methods = [m for m in node.body if _is_function(m) and not m.decorator_list]  # type: ignore[attr-defined]
         names = [m.name for m in methods]  # type: ignore[attr-defined]
-        if len(fields) >= 2 and methods and len(set(names)) == len(names):
+        # What a base has too is still there when the class drops it.
+        own = not node.bases and len(set(names)) == len(names)
+        if len(fields) >= 2 and methods and own:
             found.append((name, node, fields, names))
     for name, node, fields, names in _pick(rng, found, 1):
         yield Subject(

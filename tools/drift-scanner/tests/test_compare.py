@@ -414,3 +414,23 @@ def test_an_import_that_may_fail_now_is_a_changed_shape_unless_something_stands_
     stands_in = gate.replace(line, f"try:\n    {line}except ImportError:\n    has_it = None\n")
     assert verdicts(compared("from-import", gate=alone)) == ["changed-shape"]
     assert verdicts(compared("from-import", gate=stands_in)) == ["unchanged"]
+
+
+def test_an_override_that_was_dropped_is_removed_unless_the_inherited_one_does_the_same() -> None:
+    base = "class B:\n    def work(self):\n        raise NotImplementedError\n"
+    same = "class B:\n    def work(self):\n        return 1\n"
+    own = "from vllm.b import B\nclass C(B):\n    def work(self):\n        return 1\n"
+    left = "from vllm.b import B\nclass C(B):\n    pass\n"
+    text = surface_from(PATCHED.replace("patched", "call it"))
+    findings = compare(text, release("1.0", a=own, b=base), release("2.0", a=left, b=base))
+    assert [(f.verdict, f.severity) for f in findings] == [(Verdict.REMOVED, Severity.WARNING)]
+    findings = compare(text, release("1.0", a=own, b=same), release("2.0", a=left, b=same))
+    assert verdicts(findings) == ["compatible"]
+
+
+def test_a_method_that_a_class_dropped_is_removed_though_an_outside_base_may_have_it() -> None:
+    own = "import torch\nclass C(torch.nn.Module):\n    def work(self):\n        return 1\n"
+    left = "import torch\nclass C(torch.nn.Module):\n    pass\n"
+    text = surface_from(PATCHED.replace("patched", "call it"))
+    findings = compare(text, release("1.0", a=own), release("2.0", a=left))
+    assert [(f.verdict, f.severity) for f in findings] == [(Verdict.REMOVED, Severity.WARNING)]

@@ -155,6 +155,9 @@ def _compare_one_function(
         outcomes.append(of_changes(what, changes, was, now, target=target))
         outcomes += _new_arguments(name, added, old_function, context, was)
     moved = old.resolve(module, name).target != new.resolve(module, name).target
+    dropped = _override_dropped(before, after, old, target) if moved else None
+    if dropped is not None:
+        return [dropped, *outcomes]
     if moved and not outcomes:
         outcomes.append(
             Outcome(
@@ -189,6 +192,32 @@ def _compare_one_function(
     if outcomes:
         return outcomes
     return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", was, now, target=target)]
+
+
+def _override_dropped(
+    before: tuple[ModuleModel, Function],
+    after: tuple[ModuleModel, Function],
+    old: View,
+    target: str,
+) -> Outcome | None:
+    """The outcome for a method that the class does not define itself any more, while a base has had
+    one that does something else.
+    """
+    (old_model, old_function), (new_model, new_function) = before, after
+    inherited = old.header(new_model.dotted, new_function.qualname)
+    if "." not in new_function.qualname or inherited is None or inherited[1] == old_function:
+        return None
+    if old_model.normal_body(old_function.qualname) == new_model.normal_body(new_function.qualname):
+        return None
+    return Outcome(
+        Verdict.REMOVED,
+        f"{target} was removed; what is left is the {new_function.qualname} of "
+        f"{new_model.dotted}, which it inherits",
+        Location(old_model.path, old_function.line),
+        Location(new_model.path, new_function.line),
+        severity=Severity.WARNING,
+        target=target,
+    )
 
 
 def _now_conditional(definitions: int) -> list[Change]:

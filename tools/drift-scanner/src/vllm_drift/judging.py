@@ -297,7 +297,8 @@ def lost(
     target = f"{module}:{name}"
     before = old.resolve(module, name) if old is not None else None
     was = before.location if before is not None and before.found else None
-    if found.status == "unknown":
+    dropped = _dropped_from_class(view, before, found)
+    if found.status == "unknown" and not dropped:
         return Outcome(
             Verdict.CANNOT_TELL,
             f"{target} cannot be followed in {view.label}: {found.reason}",
@@ -345,7 +346,20 @@ def lost(
         f"{target} does not exist in {view.label}: {found.reason}{hint}",
         was,
         view.nearest(module, name),
+        severity=Severity.WARNING if dropped else None,
         target=target,
+    )
+
+
+def _dropped_from_class(view: View, before: Resolution | None, found: Resolution) -> bool:
+    """Whether a class that defined a method itself does not any more, while a base that source does
+    not show may still have it.
+    """
+    if found.status != "unknown" or before is None or not before.found:
+        return False
+    owner = before.qualname.rpartition(".")[0]
+    return (
+        bool(owner) and found.module == before.module and view.resolve(before.module, owner).found
     )
 
 
