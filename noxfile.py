@@ -54,7 +54,7 @@ WHEELS = ROOT / "build" / "wheels"
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style and common mistakes: ruff; and whether the README's table is what pins.toml says."""
-    session.install("ruff>=0.9", "-e", "packages/compat")
+    session.install("ruff~=0.17.6", "-e", "packages/compat")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("python", "tools/compatibility_table.py", "--check")

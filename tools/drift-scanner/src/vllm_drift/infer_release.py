@@ -295,7 +295,7 @@ class Release:
                 for node in ast.walk(function):
                     if isinstance(node, ast.Call):
                         called = node.func
-                        last = getattr(called, "attr", None) or getattr(called, "id", "")
+                        last: str = getattr(called, "attr", "") or getattr(called, "id", "")
                         found.setdefault(last, []).append((node, function, qualname, owner))
             self._calls[module] = found
         return self._calls[module].get(name, [])
@@ -619,7 +619,7 @@ def _bound(statement: ast.stmt) -> list[str]:
         targets = [statement.target]
     elif type(statement).__name__ == "TypeAlias":
         targets = [statement.name]  # type: ignore[attr-defined]
-    names = []
+    names: list[str] = []
     for target in targets:
         names.extend(n.id for n in ast.walk(target) if isinstance(n, ast.Name))
     return names
