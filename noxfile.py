@@ -177,8 +177,9 @@ def acceptance(session: nox.Session) -> None:
 @nox.session
 def drift(session: nox.Session) -> None:
     """Our surface in every final release of vLLM since 0.11.0, from the index: docs/drift/."""
-    session.install("-e", "packages/compat", "-e", "tools/drift-scanner", *TEST_TOOLS)
-    session.run("pytest", "tools/drift-scanner/tests", "-m", "network")
+    packages = ("packages/compat", "tools/drift-scanner")
+    session.install(*[word for p in packages for word in ("-e", f"{p}[test]")], *TEST_TOOLS)
+    session.run("pytest", "-m", "network", *[f"{package}/tests" for package in packages])
     surface = "packages/compat/src/drafter_compat/surfaces/vllm_drafter.toml"
     ledger = [("markdown", "md"), ("json", "json"), ("html", "html")]
     write = [f"--write={style}=docs/drift/ledger.{ending}" for style, ending in ledger]
