@@ -264,10 +264,10 @@ def test_the_settings_of_vllm_are_honoured():
     batch = Batch()
     batch.add("a", [*COPYABLE, 1, 2, 3])
     sampled = batch.sample({"a": COPYABLE[:3]})
-    # match and draft together are never longer than the depth
-    assert TokensPerStepProposer(vllm_config(max_tree_depth=5)).propose(8, batch, sampled) == [
-        COPYABLE[3:7]
-    ]
+    # The depth is that of the trees: a text that is copied is drafted beyond it.
+    shallow = TokensPerStepProposer(vllm_config(max_tree_depth=5))
+    assert shallow.loop.settings.max_tree_depth == 5
+    assert shallow.propose(8, batch, sampled) == [[*COPYABLE[3:], 1]]
     assert TokensPerStepProposer(vllm_config(max_spec_factor=1.0)).propose(8, batch, sampled) == [
         COPYABLE[3:6]
     ]
