@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -87,6 +88,17 @@ def run(
         (info / "top_level.txt").write_text(f"{name}\n")
     monkeypatch.delenv("VLLM_PATCHES", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
+    installed = importlib.metadata.entry_points
+    # Registries of other distributions in this environment are none of these tests' business.
+    monkeypatch.setattr(
+        importlib.metadata,
+        "entry_points",
+        lambda **wanted: [
+            point
+            for point in installed(**wanted)
+            if (tmp_path / point.module.split(".")[0]).exists()
+        ],
+    )
 
     def run(*arguments: str, **environment: str) -> Done:
         for name, value in environment.items():
