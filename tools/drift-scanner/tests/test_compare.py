@@ -434,3 +434,16 @@ def test_a_method_that_a_class_dropped_is_removed_though_an_outside_base_may_hav
     text = surface_from(PATCHED.replace("patched", "call it"))
     findings = compare(text, release("1.0", a=own), release("2.0", a=left))
     assert [(f.verdict, f.severity) for f in findings] == [(Verdict.REMOVED, Severity.WARNING)]
+
+
+def test_a_caller_that_was_renamed_is_not_confused_with_the_one_it_inherits() -> None:
+    base = "class Base:\n    def propose(self, tokens):\n        self.drafter.propose(1)\n"
+    runner = "from vllm.base import Base\n" + MODULES["runner"].replace(
+        "class Runner:", "class Runner(Base):"
+    )
+    renamed = runner.replace("def propose(self", "def draft(self")
+    symbol = surface_from(SYMBOLS["method-call"])
+    findings = compare(
+        symbol, release("1.0", base=base, runner=runner), release("2.0", base=base, runner=renamed)
+    )
+    assert verdicts(findings) == ["moved"]

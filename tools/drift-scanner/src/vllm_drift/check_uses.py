@@ -889,6 +889,8 @@ def _compare_calls(
     target = f"{symbol.module}:{symbol.function}"
     before = old.function(symbol.module, symbol.function)
     after = new.function(symbol.module, symbol.function)
+    if before is not None and after is not None and _is_inherited_now(before, after, old):
+        after = None
     had = _calls(symbol, before[1], before[0]) if before is not None else []
     has = _calls(symbol, after[1], after[0]) if after is not None else []
     if not had:
@@ -933,6 +935,14 @@ def _compare_calls(
             target=target,
         )
     ]
+
+
+def _is_inherited_now(
+    before: tuple[ModuleModel, Function], after: tuple[ModuleModel, Function], old: View
+) -> bool:
+    """Whether the class's own method is gone, and a base's, which was there before, is what is left."""
+    place = (after[0].dotted, after[1].qualname)
+    return place != (before[0].dotted, before[1].qualname) and old.header(*place) is not None
 
 
 def _nearest(shape: CallShape, had: _FoundCalls) -> tuple[CallShape, Location]:
