@@ -940,7 +940,7 @@ def _compare_calls(
 def _is_inherited_now(
     before: tuple[ModuleModel, Function], after: tuple[ModuleModel, Function], old: View
 ) -> bool:
-    """Whether the class's own method is gone, and a base's, which was there before, is what is left."""
+    """Whether the class no longer has the method, and a base that had it before is what is left."""
     place = (after[0].dotted, after[1].qualname)
     return place != (before[0].dotted, before[1].qualname) and old.header(*place) is not None
 
