@@ -1,6 +1,6 @@
 """Writes a report of the demo as the page docs/demo.md.
 
-    PYTHONPATH=tools python -m demo.page build/demo/report.json > docs/demo.md
+    PYTHONPATH=tools python -m demo.page build/demo/report.json [NOTE ...] > docs/demo.md
 
 Every figure on the page comes out of the report; only the words are here.
 """
@@ -114,8 +114,11 @@ def _seconds(side: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print the page of the report that the command line names."""
-    print(page(json.loads(Path(sys.argv[1]).read_text())))
+    """Print the page of the report that the command line names, with the notes that follow it."""
+    report, *notes = sys.argv[1:]
+    print(page(json.loads(Path(report).read_text())))
+    for note in notes:
+        print(f"- {note}")
 
 
 if __name__ == "__main__":
