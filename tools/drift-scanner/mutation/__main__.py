@@ -28,6 +28,7 @@ from drafter_compat.surface import Surface, Symbol
 from vllm_drift.cache import Cache, default_cache_dir
 from vllm_drift.compare import compare_surface
 from vllm_drift.findings import Finding, Severity
+from vllm_drift.judging import forget_facts
 from vllm_drift.scan import scan_surface
 from vllm_drift.sources import Sources
 from vllm_drift.tree import SourceTree
@@ -136,6 +137,7 @@ def main() -> int:
             for mutant in mutants_of(subject):
                 _judge(mutant, subject, tree, scores)
         _judge_meaningless(source, found, tree, scores)
+        forget_facts()
         done = sum(s.applied for s in scores.values())
         print(f"\r{number + 1}/{len(chosen)} modules, {done} mutants", end="", file=sys.stderr)
         if options.output is not None:

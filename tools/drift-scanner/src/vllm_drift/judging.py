@@ -76,6 +76,11 @@ def fact_store(cache: Cache | None) -> FactStore:
     return _STORES[key]
 
 
+def forget_facts() -> None:
+    """Let go of the facts that this process keeps in memory; they are read or parsed again."""
+    _STORES.clear()
+
+
 class View:
     """One release, as the checkers look at it."""
 
