@@ -447,3 +447,20 @@ def test_a_caller_that_was_renamed_is_not_confused_with_the_one_it_inherits() ->
         symbol, release("1.0", base=base, runner=runner), release("2.0", base=base, runner=renamed)
     )
     assert verdicts(findings) == ["moved"]
+
+
+def test_a_call_site_that_was_renamed_is_not_confused_with_the_one_it_inherits() -> None:
+    base = (
+        "class Base:\n    def start(self):\n        from vllm.plugins import load\n        load()\n"
+    )
+    engine = "from vllm.base import Base\n" + MODULES["engine"].replace(
+        "class Engine:", "class Engine(Base):"
+    ).replace("__init__", "start")
+    symbol = SYMBOLS["call-sites"].replace("exactly", "at-least").replace("__init__", "start")
+    common = {"base": base, "plugins": MODULES["plugins"]}
+    findings = compare(
+        surface_from(symbol),
+        release("1.0", engine=engine, **common),
+        release("2.0", engine=engine.replace("def start", "def begin"), **common),
+    )
+    assert "lost-call-site" in verdicts(findings)

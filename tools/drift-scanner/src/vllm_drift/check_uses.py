@@ -1127,9 +1127,12 @@ def compare_call_sites(symbol: CallSites, context: Context) -> list[Outcome]:
         return [lost(new, old, module, name, kind="function")]
     before, after = _callers(old, symbol.callee), _callers(new, symbol.callee)
     for site in symbol.sites:
+        module, _, name = site.partition(":")
+        was, now = old.function(module, name), new.function(module, name)
         for view, sites in ((old, before), (new, after)):
             place = _site_calls(view, site, symbol.callee)
-            if place is not None:
+            inherited = was is not None and now is not None and _is_inherited_now(was, now, old)
+            if place is not None and not (view is new and inherited):
                 sites.setdefault(site, place)
     outcomes = []
     gone = [
@@ -1161,7 +1164,9 @@ def compare_call_sites(symbol: CallSites, context: Context) -> list[Outcome]:
 def _lost_site(view: View, symbol: CallSites, site: str, was: Location | None) -> Outcome:
     module, _, name = site.partition(":")
     found = view.resolve(module, name)
-    if found.status == "unknown":
+    owner = name.rpartition(".")[0]
+    own_method = was is not None and bool(owner) and view.resolve(module, owner).found
+    if found.status == "unknown" and not own_method:
         return Outcome(
             Verdict.CANNOT_TELL,
             f"whether {site} calls {symbol.callee} cannot be told: {found.reason}",
