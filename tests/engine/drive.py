@@ -46,6 +46,9 @@ def drive(engine: Any, run: dict[str, Any]) -> dict[str, Any]:
     before = counters(engine)
     started, steps = time.perf_counter(), 0
     while waiting or engine.has_unfinished_requests():
+        if waiting and not engine.has_unfinished_requests():
+            # Nothing runs before the next arrival: `step` would wait for ever for an output.
+            steps = max(steps, arrivals[waiting[0]])
         while waiting and arrivals[waiting[0]] <= steps:
             place = waiting.pop(0)
             prompt = prompts[place]

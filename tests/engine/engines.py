@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,14 +109,7 @@ def start_engine(
     job.write_text(json.dumps({"engine": {**defaults, **engine}, "runs": list(runs)}))
     command = [sys.executable, str(HERE / "drive.py"), str(job), str(result)]
     stamps = folder / "stamps.jsonl"
-    try:
-        done = _run(command, environment(stamps, **changes))
-    except subprocess.TimeoutExpired:
-        # Seen once, not understood: the front end waits for requests that its engine core no
-        # longer has, all its processes idle. Once is said; twice is a failure.
-        warnings.warn(f"the engine of {folder.name} hung and was started again", stacklevel=2)
-        stamps.unlink(missing_ok=True)
-        done = _run(command, environment(stamps, **changes))
+    done = _run(command, environment(stamps, **changes))
     (folder / "log.txt").write_text(done.stdout)
     return done, result
 

