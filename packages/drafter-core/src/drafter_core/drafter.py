@@ -125,6 +125,8 @@ class DrafterStats:
     cached_tokens: int
     global_states: int
     bytes_in_use: int
+    evicted_responses: int
+    """How many were taken out of the cache so far: to make room, or by their id."""
 
 
 class SuffixDrafter:
@@ -166,6 +168,7 @@ class SuffixDrafter:
         self._next_sequence = 0
         self._leaving: deque[int] = deque()
         self._restored = 0
+        self._evicted = 0
         self._allocate()
 
     def _allocate(self) -> None:
@@ -252,6 +255,7 @@ class SuffixDrafter:
                 + self._next_handle * (k.TREE_FIELDS * 8 + self._max_depth * 4)
                 + self._next_sequence * k.SEQ_FIELDS * 8
             ),
+            evicted_responses=self._evicted,
         )
 
     # -- the life of a request
@@ -538,6 +542,7 @@ class SuffixDrafter:
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             raise UnknownRequest(request_id, "cached")
+        self._evicted += 1
         handle = self._handles.get(request_id)
         if handle is not None:
             self._tables.trees[handle, k.R_SEQ] = -1

@@ -10,6 +10,7 @@ torch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,6 +66,7 @@ class CustomClassProposer:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         if self.loop is None:
             return drafts
+        started = time.perf_counter()
         try:
             rows = [row for row, sampled in enumerate(sampled_token_ids) if len(sampled) > 0]
             new = [len(sampled_token_ids[row]) for row in rows]
@@ -83,6 +85,7 @@ class CustomClassProposer:
                 )
                 for row, draft in zip(rows, drafted, strict=True):
                     drafts[row] = draft
+            self.loop.activity.note_step(time.perf_counter() - started, sampled_token_ids, drafts)
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
             self.loop.note_fault(fault)
             return [[] for _ in sampled_token_ids]

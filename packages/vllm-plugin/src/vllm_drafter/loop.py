@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vllm_drafter.activity import Activity, Sizes
 from vllm_drafter.stamps import logger
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ class DraftLoop:
         self.settings = settings
         self.faults = 0
         """Faults so far: each cost one request its drafts, or all requests those of one step."""
+        self.activity = Activity()
+        """What its steps did, for whoever publishes it."""
         self._rebuilds = 0
         self._requests: dict[Hashable, _Request] = {}
         self._muted: set[Hashable] = set()
@@ -175,6 +178,19 @@ class DraftLoop:
         followed = self._requests.keys() | self._muted if self._muted else self._requests.keys()
         return followed - running
 
+    def sizes(self) -> Sizes:
+        """Return how much the drafter holds."""
+        if self._drafter is None:
+            return Sizes()
+        stats = self._drafter.stats()
+        return Sizes(
+            active_requests=stats.active_requests,
+            cached_requests=stats.cached_requests,
+            cached_tokens=stats.cached_tokens,
+            memory_bytes=stats.bytes_in_use,
+            evicted_responses=stats.evicted_responses,
+        )
+
     def note_fault(self, fault: BaseException) -> None:
         """Count a fault; the first is logged with its traceback."""
         self.faults += 1
@@ -202,6 +218,7 @@ class DraftLoop:
         if not places:
             return drafts
         batch = self._call(handles, step if len(places) == len(drafts) else step.some(places))
+        self.activity.note_matches(batch.match_lengths)
         for place, draft in zip(places, batch.tolist(), strict=True):
             drafts[place] = draft
         if batch.status.any():
@@ -228,6 +245,8 @@ class DraftLoop:
         if self._drafter is None or key in self._muted:
             return None
         try:
+            if key not in self._requests:
+                self.activity.requests += 1
             self._forget(key)
             request = _Request(self._drafter.start_request(key, prompt), len(prompt))
         except self._fatal:
@@ -323,5 +342,6 @@ class DraftLoop:
                     _Step(["try-out"], row, [prompt_length], token_ids, num_tokens, max_tokens)
                 )
         self._forget("try-out")
+        self.activity = Activity()
         if self.faults:
             raise RuntimeError("the drafter refused a request that it must take")

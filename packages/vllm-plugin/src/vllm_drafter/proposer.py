@@ -9,12 +9,14 @@ are found or how the class gets in place; imports neither vLLM nor torch.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from vllm_drafter.loop import DraftLoop, DraftSettings
+from vllm_drafter.metrics import publish
 from vllm_drafter.settings import read_settings
 from vllm_drafter.stamps import append_stamp, current_role, logger
 
@@ -48,11 +50,14 @@ class SuffixProposer:
         sampled_token_ids: Sequence[Sequence[int]],
     ) -> list[list[int]]:
         """One draft for each row, empty for a row that sampled nothing (a partial prefill)."""
+        started = time.perf_counter()
         try:
-            return self._propose_rows(num_speculative_tokens, input_batch, sampled_token_ids)
+            drafts = self._propose_rows(num_speculative_tokens, input_batch, sampled_token_ids)
+            self.loop.activity.note_step(time.perf_counter() - started, sampled_token_ids, drafts)
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
             self.loop.note_fault(fault)
             return [[] for _ in sampled_token_ids]
+        return drafts
 
     def _propose_rows(
         self,
@@ -167,8 +172,11 @@ def __getattr__(name: str) -> Any:
 
 
 def announce(proposer: object, loop: DraftLoop) -> None:
-    """Say in the log, and in the file of stamps, that this process drafts."""
+    """Say in the log, in the file of stamps, and from now on in metrics, that this process drafts.
+    """
     role = current_role()
+    settings = read_settings()
+    publish(loop, role, settings.log_seconds)
     logger.info(
         "vllm-drafter: %s ready in %s, pid %d: depth %d, up to %d tokens a draft, kernels "
         "ready in %.1f s",
@@ -180,7 +188,7 @@ def announce(proposer: object, loop: DraftLoop) -> None:
         loop.warm_up_seconds,
     )
     append_stamp(
-        read_settings().stamps,
+        settings.stamps,
         "proposer",
         role,
         proposer=type(proposer).__name__,

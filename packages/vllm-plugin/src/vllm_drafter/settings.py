@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 SWITCH = "VLLM_DRAFTER"
+LOG_SECONDS = "VLLM_DRAFTER_LOG_SECONDS"
 PREFIX = "VLLM_DRAFTER_"
 
 _ON = ("1", "true", "on", "yes")
@@ -56,6 +57,8 @@ class Settings:
     """False: the plugin does nothing at all."""
     stamps: Path | None = None
     """File to which each process appends its stamps, one JSON object a line."""
+    log_seconds: float = 60.0
+    """Seconds between two lines in the log of a process that drafts; 0: no such lines."""
 
 
 def _parse_switch(text: str) -> bool:
@@ -75,6 +78,13 @@ def _parse_appendable_file(text: str) -> Path | None:
     return path
 
 
+def _parse_seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
 KNOBS: tuple[Knob, ...] = (
     Knob(
         SWITCH,
@@ -89,6 +99,13 @@ KNOBS: tuple[Knob, ...] = (
         "the path of a file that can be appended to, in a directory that exists",
         "Each process that registers the plugin or builds a proposer appends one JSON line.",
         _parse_appendable_file,
+    ),
+    Knob(
+        LOG_SECONDS,
+        "60",
+        "a number of seconds, or 0 for no such lines",
+        "How often a process that drafts logs one line of what it did.",
+        _parse_seconds,
     ),
 )
 """Every variable that the plugin reads."""
@@ -113,7 +130,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             raise SettingError(_unknown(name, list(known)))
-    return Settings(stamps=_read(known["VLLM_DRAFTER_STAMPS"], environ))
+    return Settings(log_seconds=_read(known[LOG_SECONDS], environ),
+        stamps=_read(known["VLLM_DRAFTER_STAMPS"], environ))
 
 
 def _read(knob: Knob, environ: Mapping[str, str]) -> Any:

@@ -48,6 +48,10 @@ def start() -> None:
     multiprocessing.util.register_after_fork(
         registry, lambda _registry: _stamp_forked(settings, fields)
     )
+    if role.name in ("front end", "API server"):
+        from vllm_drafter.metrics import serve
+
+        serve()
     _started = True
 
 
