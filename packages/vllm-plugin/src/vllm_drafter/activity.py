@@ -94,9 +94,7 @@ class Activity:
         self._drafted: list[int] = []
         self._matched: list[bytes] = []
 
-    def note_step(
-        self, seconds: float, sampled: Sequence[Sized], drafts: Sequence[Sized]
-    ) -> None:
+    def note_step(self, seconds: float, sampled: Sequence[Sized], drafts: Sequence[Sized]) -> None:
         """Note how long a step took, what each row had sampled, and the draft for each row."""
         if self.on:
             self._seconds.append(seconds)

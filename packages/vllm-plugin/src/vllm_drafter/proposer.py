@@ -172,8 +172,7 @@ def __getattr__(name: str) -> Any:
 
 
 def announce(proposer: object, loop: DraftLoop) -> None:
-    """Say in the log, in the file of stamps, and from now on in metrics, that this process drafts.
-    """
+    """Say in the log and in the file of stamps that this process drafts; publish what it does."""
     role = current_role()
     settings = read_settings()
     publish(loop, role, settings.log_seconds)
