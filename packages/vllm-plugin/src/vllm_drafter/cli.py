@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 import vllm_drafter
 from vllm_drafter.doctor import FAILURE, NOTE, OK, WARNING, Check, Diagnosis, diagnose
+
+if TYPE_CHECKING:
+    from vllm_drafter.top import Process
 
 __all__ = ["app", "main"]
 
@@ -78,6 +83,56 @@ def doctor(
     else:
         _print_diagnosis(diagnosis, verbose=verbose)
     raise typer.Exit(0 if diagnosis.works else 1)
+
+
+@app.command()
+def top(
+    url: Annotated[
+        str, typer.Argument(help="Address of a running vLLM server.")
+    ] = "http://localhost:8000",
+    interval: Annotated[
+        float, typer.Option("--interval", "-n", min=0.1, help="Seconds between two looks.")
+    ] = 2.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all numbers once, since start-up, as JSON.")
+    ] = False,
+) -> None:
+    """Watch what each process of a server drafts, and how much of it is accepted.
+
+    Rates, acceptance, match lengths and times are those of the last interval; requests, cache,
+    evictions and faults those since start-up. "by position" draws the acceptance of each position
+    of a draft. Ctrl-C ends it. docs/metrics.md explains every number.
+
+    Exit code 0: shown. 1: there is nothing to show; the message says why and what to do.
+    """
+    from vllm_drafter.top import NoMetrics, read
+
+    try:
+        processes = read(url)
+        if as_json:
+            found = [process.as_dict() for process in processes]
+            typer.echo(json.dumps({"url": url, "processes": found}, indent=2))
+            return
+        _watch(url, processes, interval)
+    except NoMetrics as error:
+        Console(stderr=True, highlight=False).print(f"[red]error[/red]: {escape(str(error))}")
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        return
+
+
+def _watch(url: str, processes: list[Process], interval: float) -> None:
+    from vllm_drafter.top import read, table
+
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False) as live:
+        before, looked = processes, time.monotonic()
+        live.update(Text(f"{url}: the first numbers come in {interval:g} s"), refresh=True)
+        while True:
+            time.sleep(interval)
+            processes, now = read(url), time.monotonic()
+            live.update(table(processes, before, now - looked), refresh=True)
+            before, looked = processes, now
 
 
 def _print_diagnosis(diagnosis: Diagnosis, *, verbose: bool) -> None:
