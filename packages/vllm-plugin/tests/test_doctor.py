@@ -253,3 +253,28 @@ def test_before_0_22_vllm_has_no_custom_class(empty_site):
     empty_site.add_vllm("0.21.0")
     _, diagnosis = doctor(empty_site)
     assert "CustomClassProposer" not in found(diagnosis, "ok")["route"]["found"]
+
+
+def test_it_says_which_route_is_active_and_why(site):
+    _, diagnosis = doctor(site)
+    assert found(diagnosis, "ok")["route"]["found"].startswith("patch, the default")
+    code, diagnosis = doctor(site, VLLM_DRAFTER_ROUTE="shim")
+    assert found(diagnosis, "ok")["route"]["found"].startswith(
+        "shim, because VLLM_DRAFTER_ROUTE=shim"
+    )
+    assert code == 0
+
+
+def test_the_shim_beside_the_real_package(site):
+    (site.path / "arctic_inference").mkdir()
+    (site.path / "arctic_inference" / "__init__.py").write_text("")
+    assert_fails(site, "route", "expected no package", "uninstall", VLLM_DRAFTER_ROUTE="shim")
+
+
+def test_the_shim_does_not_ask_for_the_vllm_that_the_patches_fit(tmp_path):
+    site = Site(tmp_path)
+    site.add_us()
+    site.add_vllm("0.99.0")
+    code, diagnosis = doctor(site, VLLM_DRAFTER_ROUTE="shim")
+    assert code == 0
+    assert "surface" not in json.dumps(diagnosis)

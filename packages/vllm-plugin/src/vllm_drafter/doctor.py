@@ -23,7 +23,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from vllm_drafter.settings import KNOBS, SettingError, read_settings
+from vllm_drafter.settings import KNOBS, ROUTE, SettingError, Settings, read_settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,6 +37,7 @@ PACKAGE = "vllm_drafter"
 GROUP = "vllm.general_plugins"
 ENTRY_POINT = "suffix_drafter"
 ENTRY_POINT_VALUE = "vllm_drafter:register"
+PEER = "arctic_inference"
 
 OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
 
@@ -98,7 +99,9 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     diagnosis.checks += check_settings(environ)
     diagnosis.checks += check_entry_point()
     diagnosis.checks += check_vllm_plugins(environ)
-    diagnosis.checks += check_vllm(diagnosis.facts)
+    settings = _settings(environ)
+    diagnosis.checks += check_vllm(diagnosis.facts, settings.route)
+    diagnosis.checks.append(check_route(settings, diagnosis.facts))
     diagnosis.checks += check_arctic_inference()
     diagnosis.checks += check_numba(environ)
     return diagnosis
@@ -129,6 +132,14 @@ def check_settings(environ: Mapping[str, str]) -> Iterator[Check]:
         return
     given = [f"{knob.name}={environ[knob.name]}" for knob in KNOBS if knob.name in environ]
     yield Check("settings", OK, ", ".join(given) or "all at their defaults")
+
+
+def _settings(environ: Mapping[str, str]) -> Settings:
+    """The settings, or the defaults where they cannot be read: `check_settings` says so."""
+    try:
+        return read_settings(environ)
+    except SettingError:
+        return Settings()
 
 
 # --- the entry point --------------------------------------------------------
@@ -271,8 +282,11 @@ def _misspelling_of_ours(names: Iterable[str]) -> str | None:
 # --- vLLM and the surface ---------------------------------------------------
 
 
-def check_vllm(facts: dict[str, Any]) -> Iterator[Check]:
-    """The installed vLLM: its version, the pins, and every symbol that the plugin relies on."""
+def check_vllm(facts: dict[str, Any], route: str) -> Iterator[Check]:
+    """The installed vLLM: its version, the pins, and every symbol that the plugin relies on.
+
+    The route `shim` changes nothing of vLLM and relies on nothing of it.
+    """
     from drafter_compat.check import check_surface
     from drafter_compat.surface import load_builtin_surface
     from drafter_compat.versions import PackageNotInstalled, installed_vllm
@@ -280,17 +294,22 @@ def check_vllm(facts: dict[str, Any]) -> Iterator[Check]:
     try:
         vllm = installed_vllm()
     except PackageNotInstalled as error:
-        yield Check("vllm", FAILURE, str(error), "install vLLM in this interpreter")
+        if route == "shim":
+            yield Check("vllm", NOTE, f"{error}; the shim serves whatever imports {PEER}")
+        else:
+            yield Check("vllm", FAILURE, str(error), "install vLLM in this interpreter")
         return
     facts["vllm"] = {
         "version": vllm.version,
         "distribution": vllm.distribution,
         "root": str(vllm.root),
     }
+    if route == "shim":
+        yield Check("vllm", OK, f"{vllm.version}, left as it is by the shim")
+        return
     surface = load_builtin_surface(PACKAGE)
     yield from _check_version(vllm.version, surface.claims(vllm.version), surface.versions)
     report = check_surface(surface, version=vllm.version, root=vllm.root, accept_unclaimed=True)
-    yield _check_route(surface, vllm.version)
     for result in report:
         where = result.location or vllm.root.name
         if result.ok:
@@ -301,11 +320,40 @@ def check_vllm(facts: dict[str, Any]) -> Iterator[Check]:
             yield Check(f"surface:{result.id}", FAILURE, found, result.way_out)
 
 
-def _check_route(surface: Any, version: str) -> Check:
-    routes = 'patch: method="suffix" is drafted by us in place of arctic-inference'
-    if any(symbol.id == "custom-class-propose" for symbol in surface.for_version(version)):
-        routes += "; also without a patch, as the custom_class vllm_drafter.CustomClassProposer"
-    return Check("route", OK, routes)
+def check_route(settings: Settings, facts: Mapping[str, Any]) -> Check:
+    """Which way vLLM gets to our drafter from here, and why that one."""
+    from drafter_compat.surface import load_builtin_surface
+
+    if settings.route == "shim":
+        return _check_shim(settings)
+    active = (
+        f'patch, the default: method="suffix" is drafted by us in place of {PEER}; '
+        f"{ROUTE}=shim changes nothing of vLLM instead"
+    )
+    version = facts["vllm"]["version"] if "vllm" in facts else None
+    surface = load_builtin_surface(PACKAGE)
+    if version is not None and any(
+        symbol.id == "custom-class-propose" for symbol in surface.for_version(version)
+    ):
+        active += (
+            ', and so does method="custom_class" with the model vllm_drafter.CustomClassProposer'
+        )
+    return Check("route", OK, active)
+
+
+def _check_shim(settings: Settings) -> Check:
+    from vllm_drafter.shim import check
+
+    try:
+        check(settings)
+    except SettingError as error:
+        return Check("route", FAILURE, str(error), "choose as the message says")
+    return Check(
+        "route",
+        OK,
+        f"shim, because {ROUTE}=shim: {PEER}.suffix_decoding is ours, for whatever imports that "
+        "name",
+    )
 
 
 def _check_version(version: str, claimed: bool, claims: str) -> Iterator[Check]:

@@ -15,6 +15,8 @@ from typing import Any
 
 __all__ = [
     "KNOBS",
+    "ROUTE",
+    "SHARING",
     "SWITCH",
     "Knob",
     "SettingError",
@@ -24,6 +26,8 @@ __all__ = [
 ]
 
 SWITCH = "VLLM_DRAFTER"
+ROUTE = "VLLM_DRAFTER_ROUTE"
+SHARING = "VLLM_DRAFTER_SHARING"
 LOG_SECONDS = "VLLM_DRAFTER_LOG_SECONDS"
 PREFIX = "VLLM_DRAFTER_"
 
@@ -59,6 +63,10 @@ class Settings:
     """File to which each process appends its stamps, one JSON object a line."""
     log_seconds: float = 60.0
     """Seconds between two lines in the log of a process that drafts; 0: no such lines."""
+    route: str = "patch"
+    """How vLLM gets to our drafter: `patch` or `shim`."""
+    sharing: str = "global"
+    """Whose answers a request may be drafted from: `global`, `lora` or `none`."""
 
 
 def _parse_switch(text: str) -> bool:
@@ -66,6 +74,15 @@ def _parse_switch(text: str) -> bool:
     if word not in _ON + _OFF:
         raise ValueError(text)
     return word in _ON
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(text)
+        return text
+
+    return parse
 
 
 def _parse_appendable_file(text: str) -> Path | None:
@@ -107,6 +124,24 @@ KNOBS: tuple[Knob, ...] = (
         "How often a process that drafts logs one line of what it did.",
         _parse_seconds,
     ),
+    Knob(
+        ROUTE,
+        "patch",
+        "patch or shim",
+        "patch: our class takes the place of vLLM's. shim: vLLM is not changed; a package "
+        "arctic_inference is provided, for whatever imports that name, and refused where the real "
+        "one is installed.",
+        _one_of("patch", "shim"),
+    ),
+    Knob(
+        SHARING,
+        "global",
+        "global, lora or none",
+        "Whose answers a request may be drafted from. global: everyone's. lora: those to requests "
+        "for the same LoRA adapter. none: its own. vLLM tells a drafter of no other tenant: a "
+        "request's cache_salt does not reach the workers.",
+        _one_of("global", "lora", "none"),
+    ),
 )
 """Every variable that the plugin reads."""
 
@@ -130,8 +165,12 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             raise SettingError(_unknown(name, list(known)))
-    return Settings(log_seconds=_read(known[LOG_SECONDS], environ),
-        stamps=_read(known["VLLM_DRAFTER_STAMPS"], environ))
+    return Settings(
+        log_seconds=_read(known[LOG_SECONDS], environ),
+        stamps=_read(known["VLLM_DRAFTER_STAMPS"], environ),
+        route=_read(known[ROUTE], environ),
+        sharing=_read(known[SHARING], environ),
+    )
 
 
 def _read(knob: Knob, environ: Mapping[str, str]) -> Any:

@@ -1,4 +1,4 @@
-"""What `register` does in a process: settings, surface, patches, stamp, in this order.
+"""What `register` does in a process: settings, surface, patches or the shim, and the stamp.
 
 Loud: whatever is not as expected is an error before vLLM is changed and before it loads a model.
 Must not import vLLM, torch or numba: it runs in every process, most of which never draft.
@@ -29,30 +29,50 @@ def start() -> None:
     if not settings.enabled:
         log_line("vllm-drafter: %s=%s: vLLM is untouched", SWITCH, os.environ[SWITCH])
         return
-    version = _check_vllm()
-
-    from vllm_drafter.patches import registry
-
-    report = registry.apply(version=version)
     fields = {
-        "vllm_version": version,
         "plugin_version": vllm_drafter.__version__,
-        "route": "patch",
-        "patched": [
-            place for item in report if item.state == "applied" for place in item.detail.split(", ")
-        ],
-        "pending": [item.target for item in report if item.state == "pending"],
+        "route": settings.route,
+        **(_provide_shim(settings) if settings.route == "shim" else _patch()),
     }
     _stamp(settings, role, fields)
-    # A forked process inherits the patches and never gets here; vLLM forks where it can.
+    # A forked process inherits what was done and never gets here; vLLM forks where it can.
     multiprocessing.util.register_after_fork(
-        registry, lambda _registry: _stamp_forked(settings, fields)
+        vllm_drafter, lambda _module: _stamp_forked(settings, fields)
     )
     if role.name in ("front end", "API server"):
         from vllm_drafter.metrics import serve
 
         serve()
     _started = True
+
+
+def _patch() -> dict[str, Any]:
+    """Check vLLM, patch it, and say what was done."""
+    version = _check_vllm()
+
+    from vllm_drafter.patches import registry
+
+    report = registry.apply(version=version)
+    return {
+        "vllm_version": version,
+        "patched": [
+            place for item in report if item.state == "applied" for place in item.detail.split(", ")
+        ],
+        "pending": [item.target for item in report if item.state == "pending"],
+    }
+
+
+def _provide_shim(settings: Settings) -> dict[str, Any]:
+    """Provide `arctic_inference`. vLLM is not changed, so nothing of it is relied on or checked."""
+    from drafter_compat.versions import PackageNotInstalled, installed_vllm
+    from vllm_drafter.shim import install
+
+    install(settings)
+    try:
+        version = installed_vllm().version
+    except PackageNotInstalled:  # a fork of another name
+        version = None
+    return {"vllm_version": version, "patched": [], "pending": []}
 
 
 def _check_vllm() -> str:
@@ -73,11 +93,12 @@ def _check_vllm() -> str:
 
 def _stamp(settings: Settings, role: Role, fields: dict[str, Any]) -> None:
     log_line(
-        "vllm-drafter %s registered: pid %d, %s, vLLM %s; patched %s; pending %s",
+        "vllm-drafter %s registered: pid %d, %s, vLLM %s; route %s; patched %s; pending %s",
         fields["plugin_version"],
         os.getpid(),
         role,
         fields["vllm_version"],
+        fields["route"],
         ", ".join(fields["patched"]) or "nothing yet",
         ", ".join(fields["pending"]) or "nothing",
     )
