@@ -150,6 +150,24 @@ for _pin in PINS.values():
     _contract_session(_pin)
 
 
+def _compare_session(pin: Pin) -> None:
+    @nox.session(name=f"compare(vllm='{pin.vllm}')", python=False)
+    def compare(session: nox.Session) -> None:
+        python = _vllm_with_our_wheels(session, pin)
+        session.run(python, "tools/demo/make_model.py", MODELS, external=True)
+        path = {"PYTHONPATH": str(ROOT / "tools")}
+        command = (python, "-m", "demo.compare", "--arctic", str(_peer(session, python)))
+        page = ("--page", "docs/engines.md")
+        session.run(*command, *(session.posargs or page), env=path, external=True)
+
+    compare.__doc__ = f"Our drafter beside arctic-inference in one run, on vLLM {pin.vllm}."
+
+
+for _pin in PINS.values():
+    if _pin.level == "engine":
+        _compare_session(_pin)
+
+
 @nox.session
 def parity(session: nox.Session) -> None:
     """Equality with arctic-inference 0.3.0, built here: a million drafts and more."""
@@ -199,6 +217,32 @@ def _bench_environment(session: nox.Session) -> None:
     torch = f"torch=={DEFAULT_PIN.torch}+cpu"
     session.install(torch, "-r", "benchmarks/build-peer.txt", *options)
     session.install("--no-deps", "--no-build-isolation", "-r", "benchmarks/peer.txt")
+
+
+def _peer(session: nox.Session, python: str) -> Path:
+    """Build arctic-inference once, into a directory that only the engine to compare with sees."""
+    folder, tools = ROOT / "build" / "peer", ROOT / "build" / "peer-tools"
+    if folder.exists():
+        return folder
+
+    def listed(file: str) -> list[str]:
+        lines = (ROOT / "benchmarks" / file).read_text().splitlines()
+        return [line for line in lines if line and not line.startswith("#")]
+
+    (peer,) = [line for line in listed("peer.txt") if line.startswith("arctic-inference")]
+    build = [line for line in listed("build-peer.txt") if not line.startswith("torch")]
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade")
+    session.run(*pip, "--target", str(tools), *build, external=True)
+    path = {
+        "PYTHONPATH": str(tools),
+        "PATH": os.pathsep.join([str(tools / "bin"), os.environ.get("PATH", "")]),
+    }
+    partial = folder.with_name("peer-partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    options = ("--no-deps", "--no-build-isolation", "--target", str(partial))
+    session.run(*pip, *options, peer, env=path, external=True)
+    partial.rename(folder)
+    return folder
 
 
 def _editable() -> list[str]:

@@ -19,20 +19,29 @@ from typing import Any
 
 from demo.witness import PEER
 
-__all__ = ["KINDS", "DemoFailed", "Engine", "Job"]
+__all__ = ["KINDS", "PEER_KIND", "DemoFailed", "Engine", "Job"]
 
-TOOLS = Path(__file__).resolve().parent.parent
+TOOLS = Path(__file__).resolve().parent.parent  # of generate.py, and of the workers' witness
 
 # Both kinds run real vLLM with its defaults; only these differ.
 KINDS: dict[str, dict[str, Any]] = {
     "baseline": {"speculative_config": None, "environment": {"VLLM_DRAFTER": "0"}},
     "suffix": {"speculative_config": {"method": "suffix"}, "environment": {"VLLM_DRAFTER": "1"}},
 }
+# What the comparison runs beside them: vLLM as it is, with arctic-inference on its path. Of the
+# plugins none is loaded, the peer's own neither, which refuses a CPU.
+PEER_KIND = "arctic"
+_ALL_KINDS: dict[str, dict[str, Any]] = {
+    **KINDS,
+    PEER_KIND: {
+        "speculative_config": {"method": "suffix"},
+        "environment": {"VLLM_DRAFTER": "0", "VLLM_PLUGINS": ""},
+    },
+}
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "PYTHONPATH": str(TOOLS),  # where the engine finds generate.py and its workers the witness
 }
 
 
@@ -53,6 +62,8 @@ class Job:
     max_num_seqs: int
     timeout: float
     """Seconds for one engine, its start included."""
+    pause: bool = False
+    """Whether the engine stops before each group until it is resumed."""
 
 
 @dataclass
@@ -60,15 +71,18 @@ class Engine:
     """One run of one kind: where it keeps its files, and what came of it."""
 
     kind: str
-    """A key of KINDS."""
+    """A key of KINDS, or PEER_KIND."""
     round: int
     folder: Path
+    path: tuple[Path, ...] = ()
+    """Directories that this engine imports from beside its environment."""
     result: dict[str, Any] = field(default_factory=dict)
     """What generate.py wrote."""
     stamps: list[dict[str, Any]] = field(default_factory=list)
     """What the plugin wrote, one entry per registered process and per proposer."""
     mapped: list[int] = field(default_factory=list)
     """Ids of registered processes that had a library of the peer in memory."""
+    _process: subprocess.Popen[bytes] | None = None
 
     def file(self, name: str) -> Path:
         """Return one of this run's files."""
@@ -86,7 +100,8 @@ class Engine:
         environment = {
             **os.environ,
             **ENVIRONMENT,
-            **KINDS[self.kind]["environment"],
+            **_ALL_KINDS[self.kind]["environment"],
+            "PYTHONPATH": os.pathsep.join(map(str, (TOOLS, *self.path))),
             "VLLM_DRAFTER_STAMPS": str(self.file("stamps")),
         }
         command = [sys.executable, "-m", "demo.generate", str(self.file("job"))]
@@ -99,6 +114,7 @@ class Engine:
                 env=environment,
                 start_new_session=True,
             )
+            self._process = process
             try:
                 yield from self._follow(process, job.timeout)
             finally:
@@ -108,14 +124,22 @@ class Engine:
         self.result = json.loads(self.file("result").read_text())
         self.stamps = _json_lines(self.file("stamps"))
 
+    def resume(self) -> None:
+        """Let an engine go on that said "waiting", and stopped all its processes."""
+        assert self._process is not None
+        # It says so shortly before it stops.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        os.killpg(self._process.pid, signal.SIGCONT)
+
     def _order(self, job: Job) -> dict[str, Any]:
         return {
             "model": str(job.model),
-            "speculative_config": KINDS[self.kind]["speculative_config"],
+            "speculative_config": _ALL_KINDS[self.kind]["speculative_config"],
             "max_num_seqs": job.max_num_seqs,
             "max_tokens": job.max_tokens,
             "warm_up": job.warm_up,
             "groups": job.groups,
+            "pause": job.pause,
             "events": str(self.file("events")),
             "result": str(self.file("result")),
         }
@@ -157,6 +181,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End the engine and whatever it started; they are a process group of their own."""
     if process.poll() is None:
         process.terminate()
+        os.killpg(process.pid, signal.SIGCONT)  # a stopped process would not notice
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:

@@ -8,6 +8,8 @@ another, as vLLM's log has standard output.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -140,6 +142,9 @@ def main() -> None:
     run.generate(job["warm_up"], 32)
     groups = {}
     for group, messages in job["groups"].items():
+        if job["pause"]:
+            run.tell("waiting")
+            os.killpg(0, signal.SIGSTOP)
         run.tell("group", name=group)
         groups[group] = run.generate(messages, job["max_tokens"])
     result = {
