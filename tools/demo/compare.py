@@ -36,6 +36,11 @@ START, END = "<!-- table: nox -s compare -->", "<!-- end of table -->"
 TOLERANCE = 0.02
 
 
+def spread(texts: list[str], number: int) -> list[str]:
+    """Take so many of the prompts, evenly from all kinds."""
+    return [texts[place * len(texts) // number] for place in range(number)]
+
+
 def rounds_of(texts: list[str], rounds: int) -> dict[str, list[str]]:
     """Deal the prompts out to rounds, every kind of prompt to each, and then the same once more."""
     dealt = [texts[number::rounds] for number in range(rounds)]
@@ -174,7 +179,7 @@ def table_of(report: dict[str, Any]) -> Table:
 
 def page_row(report: dict[str, Any]) -> str:
     """Return the row of docs/engines.md about this release."""
-    cells = [report["vllm_version"]]
+    cells = [report["vllm_version"], str(report["prompts"])]
     for part in ("first", "again"):
         sides = report[part]
         ours, peers = sides[OURS], sides[PEER_KIND]
@@ -217,16 +222,20 @@ def main() -> int:
     parser.add_argument("--arctic", type=Path, required=True, help="where arctic-inference is")
     parser.add_argument("--model", type=Path, default=model, help=f"a model directory {shown}")
     parser.add_argument("--output", type=Path, default=output, help=f"for the reports {shown}")
-    parser.add_argument("--rounds", type=int, default=4, help=f"parts of the prompts {shown}")
+    parser.add_argument("--prompts", type=int, default=12, help=f"how many of 24 {shown}")
+    parser.add_argument("--rounds", type=int, default=3, help=f"parts of the prompts {shown}")
     parser.add_argument("--max-tokens", type=int, default=128, help=f"longest answer {shown}")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE,
                         help=f"how much slower than arctic is still equal {shown}")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=1800, help=f"s for all {shown}")
     parser.add_argument("--page", type=Path, help="put this release's row into that page's table")
     options = parser.parse_args()
+    texts = [prompt.text for prompt in all_prompts(ROOT)]
+    if not options.rounds <= options.prompts <= len(texts):
+        parser.error(f"--prompts is from --rounds ({options.rounds}) to {len(texts)}")
     job = Job(
         model=options.model.resolve(),
-        groups=rounds_of([prompt.text for prompt in all_prompts(ROOT)], options.rounds),
+        groups=rounds_of(spread(texts, options.prompts), options.rounds),
         warm_up=warm_up(),
         max_tokens=options.max_tokens,
         max_num_seqs=8,
