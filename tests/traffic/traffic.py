@@ -1,0 +1,111 @@
+"""Runs the same traffic without speculation and with our drafter, and says where they differ."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines import SUFFIX, environment
+
+HERE = Path(__file__).parent
+RUN_SECONDS = 900
+
+Request = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What came of one phase of one engine."""
+
+    samples: dict[str, list[dict[str, Any]]]
+    counters: dict[str, int]
+    steps: int
+
+    @property
+    def accepted(self) -> int:
+        return self.counters.get("vllm:spec_decode_num_accepted_tokens", 0)
+
+    @property
+    def preemptions(self) -> int:
+        return self.counters.get("vllm:num_preemptions", 0)
+
+    def told(self, *names: str) -> dict[str, list[list[Any]]]:
+        """For each request these of each of its samples."""
+        return {
+            key: [[sample[name] for name in names] for sample in samples]
+            for key, samples in self.samples.items()
+        }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same engine twice: without speculation, and with our drafter."""
+
+    plain: dict[str, Phase]
+    drafting: dict[str, Phase]
+    log: str
+
+    def check(self, phase: str, *names: str) -> None:
+        """AssertionError unless every sample is the same with drafts, and some were accepted."""
+        expected = self.plain[phase].told("token_ids", "finish_reason", "stop_reason", *names)
+        found = self.drafting[phase].told("token_ids", "finish_reason", "stop_reason", *names)
+        differ = [key for key in expected if found[key] != expected[key]]
+        assert not differ, "\n".join(
+            f"{key}: without speculation {expected[key]}\nwith drafts {found[key]}"
+            for key in differ[:5]
+        )
+        assert all(all(sample[0] for sample in samples) for samples in found.values())
+        assert self.drafting[phase].accepted > 0
+        assert self.plain[phase].accepted == 0
+
+
+def run_pair(
+    folder: Path, engine: Mapping[str, Any], phases: Mapping[str, Sequence[Request]]
+) -> Pair:
+    """Run the phases on both engines, one after the other."""
+    plain, _ = run_traffic(folder / "plain", engine, phases)
+    drafting, log = run_traffic(
+        folder / "drafting", {**engine, "speculative_config": SUFFIX}, phases
+    )
+    return Pair(plain, drafting, log)
+
+
+def run_traffic(
+    folder: Path, engine: Mapping[str, Any], phases: Mapping[str, Sequence[Request]]
+) -> tuple[dict[str, Phase], str]:
+    """Run the phases on one engine; AssertionError with the end of its log if that fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
+    defaults = {"enforce_eager": True, "max_model_len": 2048, "dtype": "float32"}
+    told = [{"name": name, "requests": list(requests)} for name, requests in phases.items()]
+    job.write_text(json.dumps({"engine": {**defaults, **engine}, "phases": told}))
+    command = [sys.executable, str(HERE / "drive_traffic.py"), str(job), str(result)]
+    # The ids that we give are those that the drafter sees.
+    env = environment(
+        folder / "stamps.jsonl",
+        VLLM_DISABLE_REQUEST_ID_RANDOMIZATION="1",
+        VLLM_DRAFTER_LOG_SECONDS="1",
+    )
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(RUN_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, log.read_text()[-6000:]
+    found = json.loads(result.read_text())
+    return {
+        name: Phase(phase["samples"], phase["counters"], phase["steps"])
+        for name, phase in found.items()
+    }, log.read_text()
