@@ -36,7 +36,7 @@ class Tally:
     sampled: Counter[int] = field(default_factory=Counter)
     """By the number of tokens that a row sampled: those accepted and one of the model's own."""
     drafted: Counter[int] = field(default_factory=Counter)
-    """By the number of tokens in a row's draft."""
+    """By the number of tokens in a row's draft; a draft counts at the step that can accept it."""
     matched: Counter[int] = field(default_factory=Counter)
     """By the number of tokens in the match that a draft was looked for from."""
 
@@ -92,6 +92,7 @@ class Activity:
         self._seconds: list[float] = []
         self._sampled: list[int] = []
         self._drafted: list[int] = []
+        self._proposed: list[int] = []
         self._matched: list[bytes] = []
 
     def note_step(self, seconds: float, sampled: Sequence[Sized], drafts: Sequence[Sized]) -> None:
@@ -99,7 +100,10 @@ class Activity:
         if self.on:
             self._seconds.append(seconds)
             self._sampled.extend(map(len, sampled))
-            self._drafted.extend(map(len, drafts))
+            # What this step proposes is accepted at the next one: counted there, with what became
+            # of it, no interval has more accepted tokens than drafted ones.
+            self._drafted.extend(self._proposed)
+            self._proposed = list(map(len, drafts))
 
     def note_matches(self, lengths: npt.NDArray[np.int32]) -> None:
         """Note the lengths of matches, int32 [n], in tokens."""

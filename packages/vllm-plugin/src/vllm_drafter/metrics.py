@@ -49,10 +49,10 @@ MOST_TIMES = 100_000
 PREFIX = "vllm_drafter_"
 METRICS: dict[str, tuple[str, str]] = {
     "requests": ("counter", "Requests drafted for"),
-    "drafts": ("counter", "Drafts proposed to the engine, empty ones left out"),
-    "draft_tokens": ("counter", "Draft tokens proposed to the engine"),
+    "drafts": ("counter", "Drafts that the engine was given, empty ones left out"),
+    "draft_tokens": ("counter", "Draft tokens that the engine was given"),
     "accepted_tokens": ("counter", "Draft tokens that the engine accepted"),
-    "draft_tokens_per_position": ("counter", "Draft tokens proposed, by position in the draft"),
+    "draft_tokens_per_position": ("counter", "Draft tokens given, by position in the draft"),
     "accepted_tokens_per_position": ("counter", "Draft tokens accepted, by position in the draft"),
     "evicted_responses": ("counter", "Responses that were taken out of the cache"),
     "faults": ("counter", "Faults while drafting; each cost a request or a step its drafts"),
