@@ -27,11 +27,18 @@ class Batch:
         self.token_ids_cpu = np.zeros((max_num_reqs, max_model_len), dtype=np.int32)
         self.num_tokens_no_spec = np.zeros(max_num_reqs, dtype=np.int32)
         self.num_prompt_tokens = np.zeros(max_num_reqs, dtype=np.int32)
+        self.request_lora_mapping = np.zeros(max_num_reqs, dtype=np.int64)
         self.req_ids: list[str] = []
         self.req_id_to_index: dict[str, int] = {}
         self.req_prompt_embeds: dict[int, Any] = {}
 
-    def add(self, request_id: str, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+        lora: int = 0,
+    ) -> None:
         row = len(self.req_ids)
         tokens = [*prompt, *output]
         self.req_ids.append(request_id)
@@ -39,6 +46,7 @@ class Batch:
         self.token_ids_cpu[row, : len(tokens)] = tokens
         self.num_tokens_no_spec[row] = len(tokens)
         self.num_prompt_tokens[row] = len(prompt)
+        self.request_lora_mapping[row] = lora
 
     def remove(self, request_id: str) -> None:
         hole, last = self.req_id_to_index.pop(request_id), len(self.req_ids) - 1
@@ -50,14 +58,22 @@ class Batch:
 
     def swap(self, first: str, second: str) -> None:
         a, b = self.req_id_to_index[first], self.req_id_to_index[second]
-        for array in (self.token_ids_cpu, self.num_tokens_no_spec, self.num_prompt_tokens):
+        for array in self._arrays():
             array[[a, b]] = array[[b, a]]
         self.req_ids[a], self.req_ids[b] = second, first
         self.req_id_to_index[first], self.req_id_to_index[second] = b, a
 
     def _copy(self, source: int, target: int) -> None:
-        for array in (self.token_ids_cpu, self.num_tokens_no_spec, self.num_prompt_tokens):
+        for array in self._arrays():
             array[target] = array[source]
+
+    def _arrays(self) -> tuple[Any, ...]:
+        return (
+            self.token_ids_cpu,
+            self.num_tokens_no_spec,
+            self.num_prompt_tokens,
+            self.request_lora_mapping,
+        )
 
     def sample(self, sampled: dict[str, Sequence[int]]) -> list[list[int]]:
         """Write newly sampled ids into the rows; returns them row by row, as the runner does."""

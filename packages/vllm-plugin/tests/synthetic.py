@@ -102,6 +102,7 @@ MODULES = {
                 self.num_prompt_tokens = []
                 self.token_ids_cpu = []
                 self.req_prompt_embeds = {}
+                self.request_lora_mapping = []
 
             @property
             def req_ids(self):

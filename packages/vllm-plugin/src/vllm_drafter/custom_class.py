@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from vllm_drafter.loop import DraftLoop, DraftSettings
 from vllm_drafter.proposer import announce
-from vllm_drafter.settings import is_switched_off
+from vllm_drafter.settings import SHARING, SettingError, is_switched_off, read_settings
 from vllm_drafter.stamps import logger
 
 __all__ = ["CustomClassProposer", "RowTracker"]
@@ -34,7 +34,13 @@ class CustomClassProposer:
 
     def __init__(self, vllm_config: Any) -> None:
         """Read the settings and build the drafter."""
-        self.settings = DraftSettings.from_vllm(vllm_config)
+        sharing = read_settings().sharing
+        if sharing == "lora":
+            raise SettingError(
+                f"{SHARING}=lora: expected global or none with the custom class, which vLLM tells "
+                'of no LoRA adapter. Choose one of them, or method="suffix".'
+            )
+        self.settings = DraftSettings.from_vllm(vllm_config, sharing)
         self.rows = RowTracker()
         self.loop: DraftLoop | None = None
         if is_switched_off():

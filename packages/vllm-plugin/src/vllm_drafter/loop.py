@@ -42,14 +42,16 @@ class DraftSettings:
     min_token_prob: float = 0.1
 
     @classmethod
-    def from_vllm(cls, vllm_config: Any) -> DraftSettings:
-        """Read them from a `VllmConfig`."""
+    def from_vllm(cls, vllm_config: Any, sharing: str = "global") -> DraftSettings:
+        """Read them from a `VllmConfig`; with sharing `none`, no response is kept for others."""
         speculative = vllm_config.speculative_config
         return cls(
             num_speculative_tokens=int(speculative.num_speculative_tokens),
             max_model_len=int(vllm_config.model_config.max_model_len),
             max_tree_depth=int(speculative.suffix_decoding_max_tree_depth),
-            max_cached_requests=int(speculative.suffix_decoding_max_cached_requests),
+            max_cached_requests=0
+            if sharing == "none"
+            else int(speculative.suffix_decoding_max_cached_requests),
             max_spec_factor=float(speculative.suffix_decoding_max_spec_factor),
             min_token_prob=float(speculative.suffix_decoding_min_token_prob),
         )
@@ -105,6 +107,8 @@ class DraftLoop:
         """Faults so far: each cost one request its drafts, or all requests those of one step."""
         self.activity = Activity()
         """What its steps did, for whoever publishes it."""
+        self.siblings: tuple[DraftLoop, ...] = ()
+        """Loops of requests that share nothing with this one's; they count as part of it."""
         self._rebuilds = 0
         self._requests: dict[Hashable, _Request] = {}
         self._muted: set[Hashable] = set()
@@ -178,17 +182,33 @@ class DraftLoop:
         followed = self._requests.keys() | self._muted if self._muted else self._requests.keys()
         return followed - running
 
+    def new_sibling(self) -> DraftLoop:
+        """A loop of the same settings for requests that must share nothing with this one's."""
+        loop = DraftLoop(self.settings)
+        loop.activity = self.activity
+        self.siblings = (*self.siblings, loop)
+        return loop
+
+    def drop_sibling(self, loop: DraftLoop) -> None:
+        """Forget a sibling, and all that it knows."""
+        self.faults += loop.faults
+        self.siblings = tuple(other for other in self.siblings if other is not loop)
+
+    def all_faults(self) -> int:
+        """Faults so far, those of siblings included."""
+        return self.faults + sum(loop.faults for loop in self.siblings)
+
     def sizes(self) -> Sizes:
-        """Return how much the drafter holds."""
-        if self._drafter is None:
-            return Sizes()
-        stats = self._drafter.stats()
+        """Return how much the drafter holds, and those of its siblings."""
+        held = [
+            loop._drafter.stats() for loop in (self, *self.siblings) if loop._drafter is not None
+        ]
         return Sizes(
-            active_requests=stats.active_requests,
-            cached_requests=stats.cached_requests,
-            cached_tokens=stats.cached_tokens,
-            memory_bytes=stats.bytes_in_use,
-            evicted_responses=stats.evicted_responses,
+            active_requests=sum(stats.active_requests for stats in held),
+            cached_requests=sum(stats.cached_requests for stats in held),
+            cached_tokens=sum(stats.cached_tokens for stats in held),
+            memory_bytes=sum(stats.bytes_in_use for stats in held),
+            evicted_responses=sum(stats.evicted_responses for stats in held),
         )
 
     def note_fault(self, fault: BaseException) -> None:

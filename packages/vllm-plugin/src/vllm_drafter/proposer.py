@@ -29,15 +29,22 @@ __all__ = [
     "proposer_class",
 ]
 
+NO_ADAPTER = 0
+"""vLLM's LoRA id of a request without one."""
+MAX_ADAPTERS = 64
+"""With sharing `lora`: how many adapters' answers are kept."""
+
 
 class SuffixProposer:
     """What the shapes have in common."""
 
     def __init__(self, vllm_config: Any) -> None:
         """Read vLLM's `suffix_decoding_*` settings and build the drafter."""
-        self.settings = DraftSettings.from_vllm(vllm_config)
+        self.sharing = read_settings().sharing
+        self.settings = DraftSettings.from_vllm(vllm_config, self.sharing)
         self.num_speculative_tokens = self.settings.num_speculative_tokens
         self.loop = DraftLoop(self.settings)
+        self._loops = {NO_ADAPTER: self.loop}
         announce(self, self.loop)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -66,23 +73,43 @@ class SuffixProposer:
         sampled_token_ids: Sequence[Sequence[int]],
     ) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        self.loop.retire(self.loop.not_running(input_batch.req_id_to_index.keys()))
+        running = input_batch.req_id_to_index.keys()
+        for loop in self._loops.values():
+            loop.retire(loop.not_running(running))
         rows = self._rows_to_draft(input_batch, sampled_token_ids)
-        if not rows:
-            return drafts
-        request_ids = input_batch.req_ids
-        places = np.asarray(rows, dtype=np.int64)
-        drafted = self.loop.step(
-            [request_ids[row] for row in rows],
-            places,
-            input_batch.num_prompt_tokens[places].tolist(),
-            input_batch.token_ids_cpu,
-            input_batch.num_tokens_no_spec,
-            num_speculative_tokens,
-        )
-        for row, draft in zip(rows, drafted, strict=True):
-            drafts[row] = draft
+        for adapter, its_rows in self._by_adapter(input_batch, rows).items():
+            places = np.asarray(its_rows, dtype=np.int64)
+            drafted = self._loop_of(adapter).step(
+                [input_batch.req_ids[row] for row in its_rows],
+                places,
+                input_batch.num_prompt_tokens[places].tolist(),
+                input_batch.token_ids_cpu,
+                input_batch.num_tokens_no_spec,
+                num_speculative_tokens,
+            )
+            for row, draft in zip(its_rows, drafted, strict=True):
+                drafts[row] = draft
         return drafts
+
+    def _by_adapter(self, input_batch: Any, rows: list[int]) -> dict[int, list[int]]:
+        """The rows of those who share answers: all, or by the id of their LoRA adapter."""
+        if self.sharing != "lora":
+            return {NO_ADAPTER: rows} if rows else {}
+        found: dict[int, list[int]] = {}
+        for row in rows:
+            found.setdefault(int(input_batch.request_lora_mapping[row]), []).append(row)
+        return found
+
+    def _loop_of(self, adapter: int) -> DraftLoop:
+        """The loop of an adapter; past MAX_ADAPTERS the one not used for longest is forgotten."""
+        loop = self._loops.pop(adapter, None)
+        if loop is None:
+            loop = self.loop.new_sibling()
+        self._loops[adapter] = loop  # the last in order is the last used
+        if len(self._loops) > MAX_ADAPTERS:
+            oldest = next(other for other in self._loops if other != NO_ADAPTER)
+            self.loop.drop_sibling(self._loops.pop(oldest))
+        return loop
 
     def _rows_to_draft(
         self, input_batch: Any, sampled_token_ids: Sequence[Sequence[int]]
