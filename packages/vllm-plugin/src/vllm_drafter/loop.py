@@ -109,6 +109,7 @@ class DraftLoop:
         """What its steps did, for whoever publishes it."""
         self.siblings: tuple[DraftLoop, ...] = ()
         """Loops of requests that share nothing with this one's; they count as part of it."""
+        self._counts_into: DraftLoop | None = None
         self._rebuilds = 0
         self._requests: dict[Hashable, _Request] = {}
         self._muted: set[Hashable] = set()
@@ -186,17 +187,13 @@ class DraftLoop:
         """A loop of the same settings for requests that must share nothing with this one's."""
         loop = DraftLoop(self.settings)
         loop.activity = self.activity
+        loop._counts_into = self
         self.siblings = (*self.siblings, loop)
         return loop
 
     def drop_sibling(self, loop: DraftLoop) -> None:
         """Forget a sibling, and all that it knows."""
-        self.faults += loop.faults
         self.siblings = tuple(other for other in self.siblings if other is not loop)
-
-    def all_faults(self) -> int:
-        """Faults so far, those of siblings included."""
-        return self.faults + sum(loop.faults for loop in self.siblings)
 
     def sizes(self) -> Sizes:
         """Return how much the drafter holds, and those of its siblings."""
@@ -214,7 +211,9 @@ class DraftLoop:
     def note_fault(self, fault: BaseException) -> None:
         """Count a fault; the first is logged with its traceback."""
         self.faults += 1
-        if self.faults == 1:
+        if self._counts_into is not None:
+            self._counts_into.note_fault(fault)
+        elif self.faults == 1:
             logger.error(
                 "vllm-drafter: a fault while drafting; generation goes on, and the requests "
                 "concerned get no more drafts. Further faults are counted, not logged. Please "

@@ -154,7 +154,7 @@ class Publisher:
             for position, count in enumerate(counts):
                 files.count(name, count, position=str(position))
         files.count("evicted_responses", sizes.evicted_responses)
-        files.count("faults", loop.all_faults())
+        files.count("faults", loop.faults)
         matched: Counter[float] = Counter()
         for length, count in total.matched.items():
             matched[_bucket(MATCH_BUCKETS, length)] += count
@@ -183,7 +183,7 @@ class Publisher:
             f"draft step {median:.2f} ms median, {slow:.2f} ms p99; so far "
             f"{loop.activity.requests} requests, {sizes.cached_requests} cached "
             f"({sizes.memory_bytes / 2**20:.1f} MiB), {sizes.evicted_responses} evicted, "
-            f"{loop.all_faults()} faults"
+            f"{loop.faults} faults"
         )
 
 
