@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -82,52 +82,59 @@ class Tally:
 
 
 class Activity:
-    """Notes of the steps that nobody has taken yet. One thread notes, another one takes."""
+    """Notes of the steps that nobody has taken yet. One thread notes, another one takes.
+
+    A step copies lengths and no more: adding them up is left to the thread that takes them.
+    """
 
     def __init__(self) -> None:
         self.on = False
         """Whether somebody takes the notes. Where nobody does, none are made."""
         self.requests = 0
         """Requests drafted for, so far."""
-        self._seconds: list[float] = []
-        self._sampled: list[int] = []
-        self._drafted: list[int] = []
-        self._proposed: list[int] = []
-        self._matched: list[bytes] = []
+        self._drafts: list[tuple[bytes, bytes]] = []
+        self._steps: list[tuple[float, list[int], list[tuple[bytes, bytes]]]] = []
+        self._proposed: list[tuple[bytes, bytes]] = []
 
-    def note_step(self, seconds: float, sampled: Sequence[Sized], drafts: Sequence[Sized]) -> None:
-        """Note how long a step took, what each row had sampled, and the draft for each row."""
+    def note_drafts(self, lengths: npt.NDArray[np.int32], matches: npt.NDArray[np.int32]) -> None:
+        """Note drafts and the matches that they come from: int32 [n] each, in tokens."""
         if self.on:
-            self._seconds.append(seconds)
-            self._sampled.extend(map(len, sampled))
-            # What this step proposes is accepted at the next one: counted there, with what became
-            # of it, no interval has more accepted tokens than drafted ones.
-            self._drafted.extend(self._proposed)
-            self._proposed = list(map(len, drafts))
+            self._drafts.append((lengths.tobytes(), matches.tobytes()))
 
-    def note_matches(self, lengths: npt.NDArray[np.int32]) -> None:
-        """Note the lengths of matches, int32 [n], in tokens."""
+    def note_step(self, seconds: float, sampled: Sequence[Sized]) -> None:
+        """Note that a step, whose drafts have been noted, took so long, and what each row had
+        sampled.
+        """
         if self.on:
-            self._matched.append(lengths.tobytes())
+            # Lengths at once: the engine cuts the lists of rows that stop.
+            self._steps.append((seconds, list(map(len, sampled)), self._drafts))
+            self._drafts = []
 
     def take(self) -> tuple[list[float], Tally]:
         """Return the time of each step, in seconds, and the lengths, since the last time."""
-        seconds = _take(self._seconds)
-        matched = np.frombuffer(b"".join(_take(self._matched)), dtype=np.int32)
-        return seconds, Tally(
-            len(seconds),
-            Counter(_take(self._sampled)),
-            Counter(_take(self._drafted)),
-            Counter(matched.tolist()),
+        # Not a new list: the other thread may be about to append to this one.
+        steps = self._steps[: len(self._steps)]
+        del self._steps[: len(steps)]
+        calls = [call for _, _, drafts in steps for call in drafts]
+        # What a step proposes is accepted at the next one: counted there, with what became of it,
+        # no interval has more accepted tokens than drafted ones.
+        drafted = list(self._proposed)
+        if steps:
+            drafted += [call for _, _, drafts in steps[:-1] for call in drafts]
+            self._proposed = steps[-1][2]
+        else:
+            drafted = []
+        return [seconds for seconds, _, _ in steps], Tally(
+            len(steps),
+            Counter(chain.from_iterable(sampled for _, sampled, _ in steps)),
+            _counted([lengths for lengths, _ in drafted]),
+            _counted([matches for _, matches in calls]),
         )
 
 
-def _take(notes: list[Any]) -> list[Any]:
-    # Not a new list: the other thread may be about to append to this one.
-    count = len(notes)
-    taken = notes[:count]
-    del notes[:count]
-    return taken
+def _counted(lengths: list[bytes]) -> Counter[int]:
+    counts = np.bincount(np.frombuffer(b"".join(lengths), dtype=np.int32))
+    return Counter({length: count for length, count in enumerate(counts.tolist()) if count})
 
 
 def _tokens(lengths: Counter[int]) -> int:

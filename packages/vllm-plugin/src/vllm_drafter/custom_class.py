@@ -91,7 +91,7 @@ class CustomClassProposer:
                 )
                 for row, draft in zip(rows, drafted, strict=True):
                     drafts[row] = draft
-            self.loop.activity.note_step(time.perf_counter() - started, sampled_token_ids, drafts)
+            self.loop.activity.note_step(time.perf_counter() - started, sampled_token_ids)
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
             self.loop.note_fault(fault)
             return [[] for _ in sampled_token_ids]

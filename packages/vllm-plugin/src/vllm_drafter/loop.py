@@ -237,7 +237,7 @@ class DraftLoop:
         if not places:
             return drafts
         batch = self._call(handles, step if len(places) == len(drafts) else step.some(places))
-        self.activity.note_matches(batch.match_lengths)
+        self.activity.note_drafts(batch.lengths, batch.match_lengths)
         for place, draft in zip(places, batch.tolist(), strict=True):
             drafts[place] = draft
         if batch.status.any():

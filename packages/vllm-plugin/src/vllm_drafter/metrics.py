@@ -15,9 +15,8 @@ import tempfile
 import threading
 import time
 import weakref
-from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,7 +129,7 @@ class Publisher:
         self._since.add(tally)
         self._times_since.extend(times)
         self._seconds += sum(times)
-        self._times.update(_bucket(TIME_BUCKETS, seconds) for seconds in times)
+        self._times.update(_in_buckets(TIME_BUCKETS, times))
         if self._files is not None:
             self._write(self._files, loop)
         if self._log_seconds and time.monotonic() >= self._next_line:
@@ -155,11 +154,10 @@ class Publisher:
                 files.count(name, count, position=str(position))
         files.count("evicted_responses", sizes.evicted_responses)
         files.count("faults", loop.faults)
-        matched: Counter[float] = Counter()
-        for length, count in total.matched.items():
-            matched[_bucket(MATCH_BUCKETS, length)] += count
-        lengths = sum(length * count for length, count in total.matched.items())
-        files.distribute("match_length_tokens", MATCH_BUCKETS, matched, lengths)
+        lengths = total.matched
+        matched = _in_buckets(MATCH_BUCKETS, list(lengths), list(lengths.values()))
+        tokens = sum(length * count for length, count in lengths.items())
+        files.distribute("match_length_tokens", MATCH_BUCKETS, matched, tokens)
         files.distribute("step_seconds", TIME_BUCKETS, self._times, self._seconds)
         files.gauge("active_requests", sizes.active_requests)
         files.gauge("cached_requests", sizes.cached_requests)
@@ -192,10 +190,15 @@ def _percent(tally: Tally) -> str:
     return f"{tally.accepted_tokens / drafted:.1%}" if drafted else "nothing drafted"
 
 
-def _bucket(bounds: tuple[float, ...], value: float) -> float:
-    """Return the least of the bounds that is not below the value, or infinity."""
-    place = bisect_left(bounds, value)
-    return bounds[place] if place < len(bounds) else float("inf")
+def _in_buckets(
+    bounds: Sequence[float], values: Sequence[float], counts: Sequence[int] | None = None
+) -> dict[float, int]:
+    """Count values, each once or as often as `counts` says, by the least of the bounds, or
+    infinity, that is not below them.
+    """
+    places = np.searchsorted(bounds, np.asarray(values, dtype=np.float64))
+    found = np.bincount(places, weights=counts, minlength=len(bounds) + 1).astype(np.int64)
+    return dict(zip((*bounds, float("inf")), found.tolist(), strict=True))
 
 
 class _Files:

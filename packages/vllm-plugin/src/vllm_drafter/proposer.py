@@ -60,7 +60,7 @@ class SuffixProposer:
         started = time.perf_counter()
         try:
             drafts = self._propose_rows(num_speculative_tokens, input_batch, sampled_token_ids)
-            self.loop.activity.note_step(time.perf_counter() - started, sampled_token_ids, drafts)
+            self.loop.activity.note_step(time.perf_counter() - started, sampled_token_ids)
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
             self.loop.note_fault(fault)
             return [[] for _ in sampled_token_ids]
