@@ -42,6 +42,13 @@ def noted(activity: Activity) -> Tally:
     return activity.take()[1]
 
 
+def note(activity: Activity, seconds: float, sampled: list, drafts: list) -> None:
+    """Note a step whose drafts, of these lengths, come from matches of five tokens."""
+    lengths = np.array(drafts, dtype=np.int32)
+    activity.note_drafts(lengths, np.full(len(drafts), 5, dtype=np.int32))
+    activity.note_step(seconds, sampled)
+
+
 # --- what a step notes
 
 
@@ -53,17 +60,17 @@ def activity() -> Activity:
 
 def test_a_draft_counts_at_the_step_that_can_accept_it():
     notes = activity()
-    notes.note_step(0.001, [[1]], [[7, 8, 9]])
+    note(notes, 0.001, [[1]], [3])
     first = noted(notes)
     assert (first.draft_tokens, first.accepted_tokens) == (0, 0)
-    notes.note_step(0.001, [[7, 8, 4]], [[]])
+    note(notes, 0.001, [[7, 8, 4]], [0])
     second = noted(notes)
     assert (second.drafts, second.draft_tokens, second.accepted_tokens) == (1, 3, 2)
 
 
 def test_accepted_tokens_are_those_sampled_but_for_the_last():
     notes = activity()
-    notes.note_step(0.001, [[5, 6, 7], [9], []], [[], [], []])
+    note(notes, 0.001, [[5, 6, 7], [9], []], [0, 0, 0])
     tally = noted(notes)
     assert tally.accepted_tokens == 2
     assert tally.accepted_at(3) == [1, 1, 0]
@@ -75,33 +82,31 @@ def test_positions_count_the_drafts_that_reach_them():
 
 def test_arrays_of_older_releases_are_counted_as_lists_are():
     notes = activity()
-    notes.note_step(0.001, [np.array([5, 6]), np.array([], dtype=np.int64)], [[], []])
+    note(notes, 0.001, [np.array([5, 6]), np.array([], dtype=np.int64)], [0, 0])
     assert noted(notes).accepted_tokens == 1
 
 
 def test_where_nobody_takes_notes_none_pile_up():
     notes = Activity()
-    notes.note_step(0.001, [[1]], [[2]])
-    notes.note_matches(np.ones(3, dtype=np.int32))
+    note(notes, 0.001, [[1]], [1])
     assert noted(notes) == Tally()
 
 
 def test_nothing_is_lost_or_counted_twice_between_two_threads():
     notes, total, steps = activity(), Tally(), 20_000
 
-    def note() -> None:
+    def note_all() -> None:
         for _ in range(steps):
-            notes.note_step(0.001, [[1, 2]], [[3]])
-            notes.note_matches(np.full(1, 9, dtype=np.int32))
+            note(notes, 0.001, [[1, 2]], [1])
 
-    thread = threading.Thread(target=note)
+    thread = threading.Thread(target=note_all)
     thread.start()
     while thread.is_alive():
         total.add(noted(notes))
     total.add(noted(notes))
     assert (total.steps, total.accepted_tokens) == (steps, steps)
     assert total.draft_tokens == steps - 1
-    assert total.matched == Counter({9: steps})
+    assert total.matched == Counter({5: steps})
 
 
 # --- what the proposers note
@@ -182,9 +187,8 @@ def published(tmp_path):
     loop = Loop()
     publisher = Publisher(loop, WORKER, metrics._Files(tmp_path, WORKER), 0)
     loop.activity.requests = 3
-    loop.activity.note_step(0.0002, [[1]], [[7, 8, 9]])
-    loop.activity.note_step(0.0004, [[7, 8, 4], []], [[], []])
-    loop.activity.note_matches(np.array([5, 0], dtype=np.int32))
+    note(loop.activity, 0.0002, [[1]], [3])
+    note(loop.activity, 0.0004, [[7, 8, 4], []], [0, 0])
     assert publisher.publish()
 
     def text() -> str:
@@ -214,7 +218,7 @@ def test_the_numbers_are_those_of_the_steps(published):
     assert process.drafted_at == {0: 1, 1: 1, 2: 1, 3: 0}
     assert process.accepted_at == {0: 1, 1: 1, 2: 0, 3: 0}
     assert process.acceptance_by_position == [1, 1, 0]
-    assert process.match_length == 2.5
+    assert process.match_length == 5
     assert process.values["step_seconds_count"] == 2
     assert process.values["step_seconds_sum"] == pytest.approx(0.0006)
     assert process.values["cached_requests"] == 2
@@ -226,7 +230,7 @@ def test_the_numbers_are_those_of_the_steps(published):
 
 def test_what_comes_later_is_added(published):
     loop, publisher, text = published
-    loop.activity.note_step(0.0001, [[1, 2]], [[]])
+    note(loop.activity, 0.0001, [[1, 2]], [0])
     loop.faults = 2
     publisher.publish()
     [process] = parse(text())
@@ -237,7 +241,7 @@ def test_what_comes_later_is_added(published):
 
 def test_a_time_beyond_all_buckets_is_counted(published):
     loop, publisher, text = published
-    loop.activity.note_step(7.0, [[1]], [[]])
+    note(loop.activity, 7.0, [[1]], [0])
     publisher.publish()
     [process] = parse(text())
     assert process.times[float("inf")] == 3
@@ -284,8 +288,8 @@ def test_publishing_that_fails_turns_the_notes_off_and_says_so(published, caplog
 def test_a_line_in_the_log_says_what_was_done_since_the_last_one(caplog):
     loop = Loop()
     publisher = Publisher(loop, WORKER, None, 1e-9)
-    loop.activity.note_step(0.0002, [[1]], [[7, 8, 9]])
-    loop.activity.note_step(0.0004, [[7, 8, 4]], [[]])
+    note(loop.activity, 0.0002, [[1]], [3])
+    note(loop.activity, 0.0004, [[7, 8, 4]], [0])
     with caplog.at_level(logging.INFO, logger="vllm"):
         publisher.publish()
         publisher.publish()  # nothing was done: no line
@@ -301,7 +305,7 @@ def test_a_line_in_the_log_says_what_was_done_since_the_last_one(caplog):
 def test_no_lines_where_none_are_wanted(caplog):
     loop = Loop()
     publisher = Publisher(loop, WORKER, None, 0)
-    loop.activity.note_step(0.0002, [[1]], [[7]])
+    note(loop.activity, 0.0002, [[1]], [1])
     with caplog.at_level(logging.INFO, logger="vllm"):
         publisher.publish()
     assert not caplog.records

@@ -115,15 +115,13 @@ class Activity:
         # Not a new list: the other thread may be about to append to this one.
         steps = self._steps[: len(self._steps)]
         del self._steps[: len(steps)]
+        if not steps:
+            return [], Tally()
         calls = [call for _, _, drafts in steps for call in drafts]
         # What a step proposes is accepted at the next one: counted there, with what became of it,
         # no interval has more accepted tokens than drafted ones.
-        drafted = list(self._proposed)
-        if steps:
-            drafted += [call for _, _, drafts in steps[:-1] for call in drafts]
-            self._proposed = steps[-1][2]
-        else:
-            drafted = []
+        drafted = self._proposed + calls[: len(calls) - len(steps[-1][2])]
+        self._proposed = steps[-1][2]
         return [seconds for seconds, _, _ in steps], Tally(
             len(steps),
             Counter(chain.from_iterable(sampled for _, sampled, _ in steps)),
