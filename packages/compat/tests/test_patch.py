@@ -680,6 +680,37 @@ def test_the_declared_signature_is_compared_without_annotations(shape: str) -> N
     P.revert()
 
 
+REGISTRY = object()
+
+
+def test_a_default_may_be_declared_as_the_source_has_it() -> None:
+    class Target:
+        def method(self, registry=REGISTRY, limit=2 * 8):
+            return registry, limit
+
+    P = expecting(Target, "(self, registry=REGISTRY, limit=2 * 8)")
+    P.apply()
+    P.revert()
+    with pytest.raises(ShapeChanged, match="written against"):
+        expecting(Target, "(self, registry=OTHER, limit=2 * 8)").apply()
+
+
+def test_the_shape_of_a_property_is_that_of_its_getter() -> None:
+    class Target:
+        @property
+        def method(self):
+            return 1
+
+    class P(Patch[Target], expects={"method": body_hash(Target.method.fget)}):
+        @property
+        def method(self):
+            return 2
+
+    P.apply()
+    assert Target().method == 2
+    P.revert()
+
+
 @pytest.mark.parametrize("shape", ["(self, y)", "(self, x, z)", "(self, x=1)", "(self, *, x)"])
 def test_a_changed_signature_is_refused_and_says_both(shape: str) -> None:
     Target = target_class()

@@ -141,6 +141,24 @@ def test_after_a_failure_the_module_does_not_come_in_unpatched_at_a_second_try(m
     assert importlib.import_module("lib.c").h() == "h"
 
 
+@pytest.mark.parametrize("failing_first", [True, False])
+def test_patches_of_other_registries_wait_again_where_one_makes_an_import_fail(
+    make, failing_first
+) -> None:
+    bad = make(patch_of("lib.c.gone", name="bad"))
+    good = make(patch_of("lib.c.h", name="new h"))
+    for registry in (bad, good) if failing_first else (good, bad):
+        registry.apply(version="1.0")
+    with pytest.raises(PatchError, match="no such attribute"):
+        importlib.import_module("lib.c")
+    assert good.report()["new h"].state == "pending"
+    bad.revert()
+    assert importlib.import_module("lib.c").h() == "new h"
+    assert good.report()["new h"].state == "applied"
+    good.revert()
+    assert importlib.import_module("lib.c").h() == "h"
+
+
 def test_a_failure_cancels_what_was_still_pending(make) -> None:
     importlib.import_module("lib.c")
     registry = make(patch_of("lib.a.f", name="new"), patch_of("lib.c.gone", name="bad"))
@@ -384,7 +402,9 @@ WORKER = """
     import lib.c
     seen = []
     class WorkerWrapperBase:
-        def init_worker(self, kwargs):
+        def init_worker(self, register):
+            register()
+        def init_device(self):
             seen.append(lib.c.h())
             return "started"
     """
@@ -402,23 +422,46 @@ def worker_base(importable, monkeypatch) -> Iterator[None]:
     object.__setattr__(registry_module._WorkerStart.spec, "target", target)
 
 
-def test_in_a_worker_a_patch_is_applied_after_the_worker_has_started(make, worker_base) -> None:
+def test_in_a_worker_a_patch_is_applied_when_the_worker_starts(make, worker_base) -> None:
     registry = make(patch_of("lib.c.h", name="new h", when="worker"))
     report = registry.apply(version="1.0")
     assert report["new h"].detail == "until vLLM has started a worker in this process"
     worker = importlib.import_module("fakevllm.worker")
     assert importlib.import_module("lib.c").h() == "h"
-    assert worker.WorkerWrapperBase().init_worker([]) == "started"
-    assert worker.seen == ["h"]
-    assert importlib.import_module("lib.c").h() == "new h"
+    assert worker.WorkerWrapperBase().init_device() == "started"
+    assert worker.seen == ["new h"]
     assert registry.report()["new h"].state == "applied"
+
+
+def test_a_spawned_worker_loads_its_plugins_after_it_has_begun_to_start(make, worker_base) -> None:
+    registry = make(patch_of("lib.c.h", name="new h", when="worker"))
+    worker = importlib.import_module("fakevllm.worker")
+    wrapper = worker.WorkerWrapperBase()
+    wrapper.init_worker(lambda: registry.apply(version="1.0"))
+    assert importlib.import_module("lib.c").h() == "h"
+    wrapper.init_device()
+    assert worker.seen == ["new h"]
 
 
 def test_a_failure_in_a_worker_stops_the_worker(make, worker_base) -> None:
     make(patch_of("lib.c.gone", name="bad", when="worker")).apply(version="1.0")
     worker = importlib.import_module("fakevllm.worker")
     with pytest.raises(PatchError, match="no such attribute"):
-        worker.WorkerWrapperBase().init_worker([])
+        worker.WorkerWrapperBase().init_device()
+
+
+def test_what_watches_for_workers_goes_with_the_last_patch_that_needs_it(make, worker_base) -> None:
+    worker = importlib.import_module("fakevllm.worker")
+    untouched = vars(worker.WorkerWrapperBase)["init_device"]
+    first = make(patch_of("lib.c.h", name="new h", when="worker"))
+    second = make(patch_of("lib.a.f", name="new f", when="worker"))
+    first.apply(version="1.0")
+    second.apply(version="1.0")
+    first.revert()
+    worker.WorkerWrapperBase().init_device()
+    assert f_and_h() == ("new f", "h")
+    second.revert()
+    assert vars(worker.WorkerWrapperBase)["init_device"] is untouched
 
 
 def test_a_module_that_is_half_imported_is_refused(make, importable) -> None:

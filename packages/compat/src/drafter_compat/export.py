@@ -81,7 +81,7 @@ def _symbols_of(patch: type[Patch], tree: SourceTree) -> Iterator[Symbol]:
     if spec.when == "worker":
         yield FunctionShape(
             id="worker-start",
-            why="know that the worker has started",
+            why="know that a worker starts",
             module=WORKER_MODULE,
             name=f"{WORKER_CLASS}.{WORKER_START}",
         )

@@ -33,7 +33,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from drafter_compat import _layers
 from drafter_compat._layers import MISSING, Layer
-from drafter_compat._source import signature_shape
+from drafter_compat._source import arguments_shape, signature_shape
 from drafter_compat._words import nearest
 
 if TYPE_CHECKING:
@@ -532,10 +532,15 @@ def _check_shape(
     if expected is None:
         return
     raw = _layers.beneath(owner, name, patch)
-    function = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
-    found = body_hash(function) if expected.startswith("sha256:") else _live_signature(function)
-    wanted = expected if expected.startswith("sha256:") else _bracketed(expected)
-    if found == wanted:
+    function = _function_in(raw)
+    if expected.startswith("sha256:"):
+        wanted, found = expected, body_hash(function)
+        fits = wanted == found
+    else:
+        wanted, found = _bracketed(expected), _live_signature(function)
+        # A default is an expression in the source (`r=REGISTRY`) and a value in the function.
+        fits = wanted == found or wanted == _source_signature(function)
+    if fits:
         return
     message = (
         f"patch {spec.name} replaces {_place(owner, name)}, written against {wanted}, but the "
@@ -549,6 +554,24 @@ def _check_shape(
 
 def _bracketed(signature: str) -> str:
     return f"({', '.join(signature_shape(signature))})"
+
+
+def _function_in(raw: Any) -> Any:
+    """The function of a classmethod, staticmethod or property; anything else as it is."""
+    if isinstance(raw, (staticmethod, classmethod)):
+        return raw.__func__
+    return raw.fget if isinstance(raw, property) else raw
+
+
+def _source_signature(function: Any) -> str | None:
+    """As `_bracketed`, of the function's own source; None where that cannot be read."""
+    try:
+        node = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        return None
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    return f"({', '.join(arguments_shape(node.args))})"
 
 
 def _live_signature(function: Any) -> str:

@@ -92,7 +92,7 @@ class PatchReport:
         return "; ".join(map(str, self.standings))
 
 
-@dataclass
+@dataclass(eq=False)
 class _Entry:
     """A patch and where it stands. Mutable: imports move it on."""
 
@@ -285,7 +285,7 @@ class Registry:
         """Apply a patch now, or arrange that it will be."""
         module = entry.spec.target.module
         if entry.spec.when == "worker":
-            _when_worker_started(lambda: self._apply_in_worker(entry))
+            _when_worker_starts(self, entry)
             return
         if entry.spec.target.given is not None:
             self._on_import(entry)
@@ -298,8 +298,7 @@ class Registry:
                 f"there; "
                 f"apply the registry before or after that import"
             )
-        # Calls back at once if the module is imported already.
-        wrapt.register_post_import_hook(lambda _module: self._on_import(entry), module)
+        _when_imported(self, entry)
 
     def _apply_in_worker(self, entry: _Entry) -> None:
         with self._lock:
@@ -328,6 +327,18 @@ class Registry:
                 raise
             entry.state, entry.detail = APPLIED, ""
 
+    def _wait_again(self, entry: _Entry) -> bool:
+        """Whether a patch still waits for its module, whose import has failed.
+
+        What was laid over the module in that import went with it.
+        """
+        with self._lock:
+            if entry.state == APPLIED and entry.applied is not None:
+                entry.applied.revert()
+                entry.applied = None
+                entry.state, entry.detail = PENDING, _waiting_for(entry.spec)
+            return entry.state == PENDING
+
     def _refuse(self, module: str, error: Exception) -> None:
         """Make a second import fail too: the module would come unpatched, and unnoticed."""
         if not _is_initializing(sys.modules.get(module)):
@@ -350,6 +361,7 @@ class Registry:
             foreign = self._take_off()
             for entry in self._entries.values():
                 entry.state, entry.detail = IDLE, ""
+            _no_longer_in_workers(self)
             if self._refused is not None:
                 sys.meta_path.remove(self._refused)
                 self._refused = None
@@ -426,34 +438,85 @@ class _RefusedImports(importlib.abc.MetaPathFinder):
         return None
 
 
+# --- imports --------------------------------------------------------------------------------
+
+_awaited: dict[str, list[tuple[Registry, _Entry]]] = {}
+"""By module, the patches that wait for its import, of all registries: they share its fate."""
+_awaited_lock = threading.RLock()
+
+
+def _when_imported(registry: Registry, entry: _Entry) -> None:
+    """Apply a patch when its module is imported; at once if it is already."""
+    module = entry.spec.target.module
+    if module in sys.modules:
+        registry._on_import(entry)
+    else:
+        _await(module, [(registry, entry)])
+
+
+def _await(module: str, waiting: list[tuple[Registry, _Entry]]) -> None:
+    with _awaited_lock:
+        if module not in _awaited:
+            wrapt.register_post_import_hook(_imported, module)
+        known = _awaited.setdefault(module, [])
+        known += [one for one in waiting if one not in known]
+
+
+def _imported(module: ModuleType) -> None:
+    """Apply what waited for a module. If a patch fails, its import fails; the others wait again."""
+    name = module.__name__
+    with _awaited_lock:
+        waiting = _awaited.pop(name, [])
+    try:
+        for registry, entry in waiting:
+            registry._on_import(entry)
+    except BaseException:
+        # The import system would do it after us; to be called at the next import, we must see that
+        # the module is not there.
+        sys.modules.pop(name, None)
+        again = [one for one in reversed(waiting) if one[0]._wait_again(one[1])]
+        if again:
+            _await(name, again[::-1])
+        raise
+
+
 # --- workers --------------------------------------------------------------------------------
 
 WORKER_MODULE = "vllm.v1.worker.worker_base"
 WORKER_CLASS = "WorkerWrapperBase"
-WORKER_START = "init_worker"
-"""The method after which a worker has started, in its own process where it has one."""
+WORKER_START = "init_device"
+"""What a worker does first in its own process after it has loaded the plugins: a process that was
+spawned, not forked, hears of them only then."""
 
-_after_worker_start: list[Any] = []
+_in_workers: list[tuple[Registry, _Entry]] = []
+"""The patches that wait for a worker or were applied in one."""
 _worker_lock = threading.RLock()
 
 
 class _WorkerStart(Patch, target=f"{WORKER_MODULE}:{WORKER_CLASS}", name="worker-start"):
-    """Runs what waits for a worker. Applied only where a patch with when="worker" is chosen."""
+    """Applies what waits for a worker. Is there only as long as a patch with when="worker" is."""
 
-    def init_worker(self, *args: Any, **kwargs: Any) -> Any:
-        result = _WorkerStart.original(WORKER_START)(self, *args, **kwargs)
-        with _worker_lock:
-            waiting = list(_after_worker_start)
-            _after_worker_start.clear()
-        for callback in waiting:
-            callback()
-        return result
+    def init_device(self, *args: Any, **kwargs: Any) -> Any:
+        for registry, entry in list(_in_workers):
+            registry._apply_in_worker(entry)
+        return _WorkerStart.original(WORKER_START)(self, *args, **kwargs)
 
 
-def _when_worker_started(callback: Any) -> None:
+def _when_worker_starts(registry: Registry, entry: _Entry) -> None:
     with _worker_lock:
-        _after_worker_start.append(callback)
+        if (registry, entry) not in _in_workers:
+            _in_workers.append((registry, entry))
     _WorkerStart.apply()
+
+
+def _no_longer_in_workers(registry: Registry) -> None:
+    with _worker_lock:
+        if not any(one is registry for one, _ in _in_workers):
+            return
+        _in_workers[:] = [one for one in _in_workers if one[0] is not registry]
+        if _in_workers:
+            return
+    _WorkerStart.revert()
 
 
 # --- patches by themselves, and registries of others ----------------------------------------
