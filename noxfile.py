@@ -168,6 +168,25 @@ for _pin in PINS.values():
         _compare_session(_pin)
 
 
+@nox.session(python=False)
+def settings(session: nox.Session) -> None:
+    """The plugin's settings on the real engine: the route `shim`, and what is shared."""
+    python = _vllm_with_our_wheels(session, DEFAULT_PIN)
+    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+    pytest = str(Path(python).with_name("pytest"))
+    session.run(pytest, "tests/settings", *session.posargs, env=environment, external=True)
+
+
+@nox.session(python=False)
+def processes(session: nox.Session) -> None:
+    """Which processes load the plugin, and where it drafts, in each layout of workers."""
+    python = _vllm_with_our_wheels(session, DEFAULT_PIN, PACKAGES)
+    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
+    page = ("--page", "docs/processes.md")
+    session.run(python, "tools/processes.py", *(session.posargs or page), external=True)
+
+
 @nox.session
 def parity(session: nox.Session) -> None:
     """Equality with arctic-inference 0.3.0, built here: a million drafts and more."""

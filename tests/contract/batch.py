@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
@@ -45,8 +46,13 @@ class Batch:
             },
         )
 
-    def add(self, req_id: str, prompt: list[int], output: list[int] | None = None) -> None:
-        """A new request, or (with its output so far) one that was preempted and is resumed."""
+    def add(
+        self, req_id: str, prompt: list[int], output: list[int] | None = None, lora: int = 0
+    ) -> None:
+        """A new request, or (with its output so far) one that was preempted and is resumed.
+
+        lora: the id of the adapter that it is for; 0: none.
+        """
         state = _call(
             CachedRequestState,
             {
@@ -59,6 +65,7 @@ class Batch:
                 "block_ids": ([1, 2, 3],),
                 "num_computed_tokens": 0,
                 "output_token_ids": list(output or []),
+                "lora_request": LoRARequest(f"adapter {lora}", lora, "unused") if lora else None,
             },
         )
         self.states[req_id] = state

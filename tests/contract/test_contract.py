@@ -27,11 +27,42 @@ config = SpeculativeConfig(method="suffix")
 print("accepted", config.num_speculative_tokens)
 """
 
+# The release's own proposer, asked as its runner asks it.
+DRAFT_WITH_THE_RELEASES_OWN_PROPOSER = """
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+import json
+from types import SimpleNamespace
+import vllm.v1.worker.gpu_model_runner as module
+from vllm.config.speculative import SpeculativeConfig
+from batch import MAX_MODEL_LEN, Batch
+from runner import construct, propose
+batch = Batch()
+this = SimpleNamespace(
+    vllm_config=SimpleNamespace(
+        speculative_config=SpeculativeConfig(method="suffix"),
+        model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+    ),
+    input_batch=batch.input_batch,
+)
+this.drafter = construct(module, this)
+text = list(range(100, 140))
+batch.add("a", [*text, 7])
+[draft] = propose(module, this, batch.sample({"a": text[:5]}), 24)
+batch.remove("a")
+batch.add("b", [1, 2])
+[other] = propose(module, this, batch.sample({"b": text[:5]}), 24)
+cache = type(this.drafter.suffix_cache).__module__
+print(json.dumps([type(this.drafter).__module__, cache, list(draft), list(other)]))
+"""
+
 
 def in_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    here = str(Path(__file__).parent)
+    path = {"PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, **environment},
+        env={**os.environ, **path, **environment},
         capture_output=True,
         text=True,
         timeout=300,
@@ -145,6 +176,16 @@ def test_every_gate_is_patched_and_the_stamp_says_so(runner_module: Any, stamps:
     assert "arctic_inference" not in sys.modules
 
 
+def test_with_the_shim_the_releases_own_proposer_drafts_with_ours() -> None:
+    done = in_new_process(DRAFT_WITH_THE_RELEASES_OWN_PROPOSER, VLLM_DRAFTER_ROUTE="shim")
+    assert done.returncode == 0, done.stderr
+    proposer, cache, draft, of_another = json.loads(done.stdout.splitlines()[-1])
+    assert proposer == "vllm.v1.spec_decode.suffix_decoding"
+    assert cache == "vllm_drafter.shim_cache"
+    assert draft == list(range(105, 110))
+    assert of_another == []  # the first one's response is short; its prompt is nobody else's
+
+
 def test_a_prompt_that_is_copied_is_drafted(step: Any, batch: Any) -> None:
     text = list(range(100, 140))
     batch.add("a", [*text, 7])
@@ -239,3 +280,37 @@ def test_an_aborted_request_does_not_disturb_the_others(step: Any, batch: Any) -
     step({"a": text[:3], "b": []})
     batch.remove("b")
     assert step({"a": text[3:6]})["a"] == text[6:12]
+
+
+@pytest.fixture
+def shared_by_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_DRAFTER_SHARING", "lora")
+
+
+def test_with_sharing_by_lora_a_response_stays_with_its_adapter(
+    shared_by_adapter: None, step: Any, batch: Any
+) -> None:
+    response = list(range(600, 640))
+    batch.add("a", [1, 2, 3], lora=1)
+    for start in range(0, 40, 8):
+        step({"a": response[start : start + 8]})
+    batch.remove("a")
+    batch.add("b", [4, 5, 6], lora=2)
+    batch.add("c", [7, 8], lora=1)
+    assert step({"b": response[:6], "c": response[:6]}) == {"b": [], "c": response[6:12]}
+
+
+@pytest.fixture
+def nothing_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_DRAFTER_SHARING", "none")
+
+
+def test_with_nothing_shared_a_response_is_its_requests_own(
+    nothing_shared: None, step: Any, batch: Any
+) -> None:
+    response = list(range(600, 640))
+    batch.add("a", [1, 2, 3])
+    for start in range(0, 40, 8):
+        step({"a": response[start : start + 8]})
+    batch.add("b", [4, 5, 6])
+    assert step({"a": response[:6], "b": response[:6]}) == {"a": response[6:12], "b": []}

@@ -1,0 +1,259 @@
+"""Which processes of vLLM load the plugin, and where the proposer lives: looked at, not assumed.
+
+    python tools/processes.py --page docs/processes.md
+
+Two sources. The functions that call `load_general_plugins` in every pinned release, as its source
+from the index says. And engines of the installed release in each layout of workers, each with and
+without our drafter, on the same prompts: the stamps say which processes registered and which built
+a proposer, and the outputs are compared token by token. Where a layout
+fails with us, it is tried with ngram and without us, to say whose failure it is.
+
+Exits 0 if outputs were identical and a proposer was built in every layout that runs; 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import concurrent.futures
+import importlib.metadata
+import json
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from vllm_drift.sources import Sources
+from vllm_drift.tree import SourceTree
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "engine"), str(ROOT / "tools")]
+
+from engines import SUFFIX, model_path, read_stamps, start_engine, start_server  # noqa: E402
+from prompts import ALL, GREEDY  # noqa: E402
+from vllm_env import load_pins  # noqa: E402
+
+START, END = "<!-- generated: nox -s processes -->", "<!-- end of generated -->"
+CALLEE = "load_general_plugins"
+PROMPTS = ALL[:12]
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+TWO = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to spread an engine over processes."""
+
+    name: str
+    engine: dict[str, Any]
+    """Keyword arguments of `EngineArgs`."""
+    server: bool = False
+    """Whether it is started as a server: `LLM` does not do data parallelism."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+LAYOUTS = (
+    Layout("one worker", {}),
+    Layout("tensor parallel, 2", {"tensor_parallel_size": 2}, environment=TWO),
+    Layout("pipeline parallel, 2", {"pipeline_parallel_size": 2}, environment=TWO),
+    Layout("server, one worker", {}, server=True),
+    Layout("server, data parallel, 2", {"data_parallel_size": 2}, server=True, environment=TWO),
+    Layout("Ray, 2 workers",
+           {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of one engine."""
+
+    answers: list[Any] | None
+    """One answer per prompt, or None if the engine did not run."""
+    stamps: list[dict[str, Any]]
+    error: str = ""
+    """The last error in its log."""
+
+
+def run(layout: Layout, speculation: dict[str, Any] | None, folder: Path) -> Run:
+    """Run the prompts in a layout: with our drafter, or without us."""
+    model = model_path("DRAFTER_MODEL_TP", "tiny-llama")
+    changes = {**layout.environment, "VLLM_DRAFTER": "1" if speculation is SUFFIX else "0"}
+    engine = dict(layout.engine)
+    if speculation is not None:
+        engine["speculative_config"] = speculation
+    if layout.server:
+        return _serve(folder, model, engine, changes)
+    job = {"name": "all", "prompts": PROMPTS, "sampling": {**GREEDY, "ignore_eos": True}}
+    engine |= {"model": model, "max_num_seqs": 4}
+    done, result = start_engine(folder, engine, [job], **changes)
+    stamps = read_stamps(folder / "stamps.jsonl")
+    if done.returncode != 0:
+        return Run(None, stamps, _last_error(done.stdout))
+    tokens = json.loads(result.read_text())["runs"]["all"]["token_ids"]
+    return Run([tokens[str(place)] for place in range(len(PROMPTS))], stamps)
+
+
+def _serve(folder: Path, model: str, engine: dict[str, Any], changes: dict[str, str]) -> Run:
+    arguments = ["--max-num-seqs", "4", "--dtype", "float32"]
+    for name, value in engine.items():
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        arguments += [f"--{name.replace('_', '-')}", text]
+    try:
+        server = start_server(folder, model, *arguments, **changes)
+    except AssertionError as error:
+        return Run(None, read_stamps(folder / "stamps.jsonl"), _last_error(str(error)))
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda prompt: _ask(server.url, prompt), PROMPTS))
+        return Run(answers, server.stamps)
+    finally:
+        server.stop()
+
+
+def _ask(url: str, prompt: Any) -> str:
+    limit = GREEDY["max_tokens"]
+    body = {"model": "model", "prompt": prompt, "temperature": 0.0, "max_tokens": limit,
+            "ignore_eos": True}  # fmt: skip
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        return str(json.load(answer)["choices"][0]["text"])
+
+
+def _last_error(log: str) -> str:
+    """The last line of a log that names an exception."""
+    lines = [line.rpartition("] ")[2].strip() for line in log.splitlines()]
+    named = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
+    own = [
+        line for line in named if not line.startswith(("RuntimeError: Engine core", "Assertion"))
+    ]
+    return (own or named or lines or [""])[-1][:300]
+
+
+def observe(layout: Layout, folder: Path) -> dict[str, Any]:
+    """Run a layout both ways and say what was seen."""
+    place = folder / layout.name.replace(" ", "-").replace(",", "")
+    for file in place.rglob("stamps.jsonl"):
+        file.unlink()
+    plain = run(layout, None, place / "plain")
+    drafting = run(layout, SUFFIX, place / "drafting")
+    outcome = "identical" if plain.answers == drafting.answers else "DIFFERENT"
+    if plain.answers is None:
+        outcome = "vLLM does not run this here, without speculation and without us neither"
+    elif drafting.answers is None:
+        ngram = run(layout, NGRAM, place / "ngram")
+        outcome = (
+            "FAILS WITH US" if ngram.answers else "vLLM does not speculate here, with ngram neither"
+        )
+    registered = [s for s in drafting.stamps if s["event"] == "registered"]
+    proposers = [s for s in drafting.stamps if s["event"] == "proposer"]
+    return {
+        "layout": layout.name,
+        "registered": dict(Counter(s["role"] for s in registered)),
+        "forked": sum(bool(s.get("forked")) for s in registered),
+        "processes": len({s["pid"] for s in registered}),
+        "proposers": sorted(f"{s['role']} {s['rank']}" for s in proposers),
+        "outcome": outcome,
+        "error": drafting.error,
+    }
+
+
+def callers(tree: SourceTree) -> Iterator[str]:
+    """Yield the functions of a release that load the general plugins, `module:qualified.name`."""
+    for module in tree.files_containing(f"{CALLEE}("):
+        yield from (
+            f"{module}:{name}" for name in _calling(ast.parse(tree.data(module) or b""), "")
+        )
+
+
+def _calling(node: ast.AST, prefix: str) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _calling(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith(CALLEE):
+            yield prefix.rstrip(".") or "(module)"
+        else:
+            yield from _calling(child, prefix)
+
+
+def call_sites() -> dict[str, list[str]]:
+    """The callers in every pinned release, newest first."""
+    pins, _ = load_pins()
+    found = {}
+    with Sources() as sources:
+        for version in pins:
+            (candidate,) = sources.expand([version])
+            found[version] = sorted(set(callers(sources.load(candidate))))
+    return found
+
+
+def page(version: str, seen: list[dict[str, Any]], sites: dict[str, list[str]]) -> str:
+    """The generated part of docs/processes.md."""
+    lines = [f"### Seen on vLLM {version}, CPU", ""]
+    lines += [
+        "| layout | processes that registered | proposers | outputs |",
+        "| --- | --- | --- | --- |",
+    ]
+    notes = []
+    for row in seen:
+        roles = ", ".join(f"{count} {role}" for role, count in row["registered"].items())
+        outcome = row["outcome"]
+        if row["error"]:
+            notes.append(f"{row['layout']}: `{row['error']}`")
+        built = ", ".join(row["proposers"]) or "none"
+        lines.append(f"| {row['layout']} | {row['processes']}: {roles} | {built} | {outcome} |")
+    lines += ["", *[f"- {note}" for note in notes], ""]
+    lines += ["### Where each release loads plugins", ""]
+    for same, group in groupby(sites.items(), key=lambda item: item[1]):
+        versions = [name for name, _ in group]
+        span = versions[0] if len(versions) == 1 else f"{versions[-1]} to {versions[0]}"
+        lines += [f"vLLM {span}, {len(same)} places:", "", *[f"- `{site}`" for site in same], ""]
+    return "\n".join(lines).rstrip()
+
+
+def main() -> int:
+    """Look, print, and write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--page", type=Path, help="write the generated part of that page")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "processes",
+                        help="for logs and seen.json (default %(default)s)")  # fmt: skip
+    parser.add_argument("--only", help="only layouts whose name contains this; writes no page")
+    options = parser.parse_args()
+    version = importlib.metadata.version("vllm-cpu")
+    seen = []
+    for layout in LAYOUTS:
+        if options.only and options.only not in layout.name:
+            continue
+        print(f"{layout.name}: two engines, 30 to 60 s each ...", flush=True)
+        seen.append(observe(layout, options.output.resolve() / version))
+        print(f"  {json.dumps(seen[-1])}", flush=True)
+    if options.only:
+        return 0
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "seen.json").write_text(json.dumps(seen, indent=2) + "\n")
+    if options.page:
+        before, _, rest = options.page.read_text().partition(START)
+        _, _, after = rest.partition(END)
+        text = page(version, seen, call_sites())
+        options.page.write_text(f"{before}{START}\n{text}\n{END}{after}")
+    wrong = [
+        row["layout"]
+        for row in seen
+        if row["outcome"].isupper() or (row["outcome"] == "identical" and not row["proposers"])
+    ]
+    for name in wrong:
+        print(f"FAILED: {name}: see {options.output / 'seen.json'}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
