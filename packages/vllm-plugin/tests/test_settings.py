@@ -64,3 +64,19 @@ def test_a_wrong_variable_does_not_keep_anyone_from_turning_the_plugin_off():
 @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.name)
 def test_the_default_of_each_knob_is_among_its_values(knob):
     knob.parse(knob.default)
+
+
+def test_the_page_of_settings_has_every_variable_with_its_default_and_values():
+    page = Path(__file__).parents[3] / "docs" / "knobs.md"
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| `VLLM_")]
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
+    assert {name: (default, values) for name, default, values, _ in rows} == {
+        knob.name: (knob.default or "none", knob.values) for knob in KNOBS
+    }
+
+
+def test_a_route_and_a_sharing_that_are_none_say_what_there_is():
+    with pytest.raises(SettingError, match=r"VLLM_DRAFTER_ROUTE='arctic': expected patch or shim"):
+        read_settings({"VLLM_DRAFTER_ROUTE": "arctic"})
+    with pytest.raises(SettingError, match=r"'LORA': expected global, lora or none"):
+        read_settings({"VLLM_DRAFTER_SHARING": "LORA"})
