@@ -86,6 +86,15 @@ def test_arrays_of_older_releases_are_counted_as_lists_are():
     assert noted(notes).accepted_tokens == 1
 
 
+def test_drafts_may_be_longer_than_a_byte_can_say():
+    notes = Activity(num_speculative_tokens=1000)
+    notes.on = True
+    note(notes, 0.001, [[1]], [1000])
+    note(notes, 0.001, [range(901)], [0])
+    tally = noted(notes)
+    assert (tally.draft_tokens, tally.accepted_tokens) == (1000, 900)
+
+
 def test_where_nobody_takes_notes_none_pile_up():
     notes = Activity()
     note(notes, 0.001, [[1]], [1])
