@@ -68,7 +68,7 @@ def scanner(*arguments: str) -> Callable[[Path], list[str]]:
     return lambda cache: [
         sys.executable,
         "-m",
-        "vllm_drift.cli",
+        "vllm_drift",
         *arguments,
         "--json",
         "--cache-dir",

@@ -421,7 +421,7 @@ def test_the_cache_tells_its_size_and_can_be_cleared(capsys: pytest.CaptureFixtu
 
 
 def test_a_reader_that_goes_away_does_not_change_the_exit_code() -> None:
-    code = "import sys; from vllm_drift.cli import main; main()"
+    code = "import sys; from vllm_drift.__main__ import main; main()"
     command = [sys.executable, "-c", code, "scan", "--surface", "surface.toml", "2.0"]
     read, write = os.pipe()
     os.close(read)

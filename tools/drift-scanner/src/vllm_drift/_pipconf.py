@@ -17,9 +17,14 @@ __all__ = ["IndexSettings", "default_index_url", "read_pip_settings"]
 
 def default_index_url() -> str:
     """The simple index that pip uses where nothing is configured."""
-    from pypi_simple import PYPI_SIMPLE_ENDPOINT  # slow to import, and only the index needs it
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        # An environment without pip. This takes ten times as long to import.
+        from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-    return PYPI_SIMPLE_ENDPOINT.rstrip("/")
+        return PYPI_SIMPLE_ENDPOINT.rstrip("/")
+    return str(PyPI.simple_url).rstrip("/")
 
 
 @dataclass(frozen=True)

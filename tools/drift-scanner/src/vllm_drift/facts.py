@@ -24,6 +24,7 @@ __all__ = [
     "Parameter",
     "Read",
     "Signature",
+    "function_kind",
     "placed_class",
     "placed_function",
 ]
@@ -332,3 +333,23 @@ def walk_functions(functions: tuple[Function, ...]) -> Iterator[Function]:
         yield from walk_functions(function.nested)
         for cls in function.nested_classes:
             yield from walk_functions(cls.functions)
+
+
+def function_kind(name: str, decorators: tuple[str, ...], in_class: bool) -> str:
+    """`Function.kind` of a definition with that name and those decorators."""
+    for decorator in decorators:
+        head = decorator.partition("(")[0]
+        last = head.rpartition(".")[2]
+        if last in ("setter", "deleter") and "." in head:
+            return last
+        if last == "overload":
+            return "overload"
+        if last in ("property", "cached_property", "abstractproperty"):
+            return "property"
+        if last in ("classmethod", "staticmethod"):
+            return last
+    if not in_class:
+        return "function"
+    if name in ("__init_subclass__", "__class_getitem__"):
+        return "classmethod"
+    return "staticmethod" if name == "__new__" else "method"

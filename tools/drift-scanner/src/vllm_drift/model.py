@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import libcst
-
 from vllm_drift import normal
 from vllm_drift.cache import Cache
 from vllm_drift.collect import NotParsed, collect, cut_parsed
@@ -35,14 +33,12 @@ from vllm_drift.tree import SourceTree
 
 __all__ = ["FACTS_VERSION", "Binding", "FactStore", "ModuleModel", "load_module"]
 
-FACTS_VERSION = 4
+FACTS_VERSION = 5
 """Raise it whenever `segments`, `collect`, `facts` or `normal` say something else about the same
 text.
 """
 
-_ENVIRONMENT = (
-    f"{FACTS_VERSION}-{sys.version_info[0]}.{sys.version_info[1]}-{libcst.LIBCST_VERSION}"
-)
+_ENVIRONMENT = f"{FACTS_VERSION}-{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -514,7 +515,8 @@ def _analysis(
             yield _Analysis(cache, Path(name), None, 1, keep_trees)
             return
         # Forking while threads run (the downloads) can deadlock; a fresh interpreter cannot.
-        executor = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        executor = ProcessPoolExecutor(count, context, initializer=gc.disable)
         try:
             yield _Analysis(cache, Path(name), executor, count, keep_trees)
         finally:
