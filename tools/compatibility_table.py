@@ -33,6 +33,7 @@ START, END = "<!-- table: pins.toml -->", "<!-- end of table -->"
 CLAIMS = {
     "contract": "gates and the runner's call, in the real package",
     "engine": "generation on the real engine",
+    "compare": "beside arctic-inference on the real engine",
     "demo": "the demo",
 }
 

@@ -62,9 +62,7 @@ LAYOUTS = (
     Layout("pipeline parallel, 2", {"pipeline_parallel_size": 2}, environment=TWO),
     Layout("server, one worker", {}, server=True),
     Layout("server, data parallel, 2", {"data_parallel_size": 2}, server=True, environment=TWO),
-    Layout("Ray, 2 workers",
-           {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,6 @@ from packaging.version import Version
 
 RELEASE = os.environ["DRAFTER_CONTRACT_VLLM"]
 
-BUILD_SUFFIX_CONFIG = """
-from vllm.plugins import load_general_plugins
-load_general_plugins()
-from vllm.config.speculative import SpeculativeConfig
-config = SpeculativeConfig(method="suffix")
-print("accepted", config.num_speculative_tokens)
-"""
-
 # The release's own proposer, asked as its runner asks it.
 DRAFT_WITH_THE_RELEASES_OWN_PROPOSER = """
 from vllm.plugins import load_general_plugins
@@ -75,7 +67,17 @@ def stamps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runner_module(stamps: Path) -> Any:
+def refusal() -> str:
+    """What the release says to method="suffix" before the plugin is loaded."""
+    from vllm.config.speculative import SpeculativeConfig
+
+    with pytest.raises(Exception, match="Arctic Inference") as caught:
+        SpeculativeConfig(method="suffix")
+    return str(caught.value)
+
+
+@pytest.fixture(scope="session")
+def runner_module(stamps: Path, refusal: str) -> Any:
     """The release's model runner, in a process in which vLLM itself has loaded the plugin."""
     os.environ["VLLM_DRAFTER_STAMPS"] = str(stamps)
     from vllm.plugins import load_general_plugins
@@ -135,16 +137,14 @@ def test_the_release_under_test_is_the_one_that_runs() -> None:
     assert Version(Version(vllm.__version__).base_version) == Version(RELEASE)
 
 
-def test_without_the_plugin_the_suffix_method_is_refused() -> None:
-    done = in_new_process(BUILD_SUFFIX_CONFIG, VLLM_DRAFTER="0")
-    assert done.returncode != 0
-    assert "Arctic Inference is required" in done.stderr
+def test_without_the_plugin_the_suffix_method_is_refused(refusal: str) -> None:
+    assert "Arctic Inference is required" in refusal
 
 
-def test_with_the_plugin_the_suffix_method_is_accepted() -> None:
-    done = in_new_process(BUILD_SUFFIX_CONFIG)
-    assert done.returncode == 0, done.stderr
-    assert "accepted" in done.stdout
+def test_with_the_plugin_the_suffix_method_is_accepted(runner_module: Any) -> None:
+    from vllm.config.speculative import SpeculativeConfig
+
+    assert SpeculativeConfig(method="suffix").num_speculative_tokens == 24
 
 
 def test_the_gates_are_where_the_surface_says() -> None:
