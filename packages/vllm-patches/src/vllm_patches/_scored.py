@@ -8,23 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from vllm_drafter.loop import DraftLoop, DraftSettings
-from vllm_drafter.proposer import TokensPerStepProposer, announce
+from vllm_drafter.loop import DraftLoop
+from vllm_drafter.proposer import TokensPerStepProposer
 
 __all__ = ["ScoredProposer"]
-
-
-class _ScoredLoop(DraftLoop):
-    """Keeps the score of each request's last draft."""
-
-    def __init__(self, settings: DraftSettings) -> None:
-        self.scores: dict[Hashable, float] = {}
-        super().__init__(settings)
-
-    def _call(self, handles: Sequence[int], step: Any) -> Any:
-        batch = super()._call(handles, step)
-        self.scores.update(zip(step.keys, batch.scores.tolist(), strict=True))
-        return batch
 
 
 class ScoredProposer(TokensPerStepProposer):
@@ -32,11 +19,17 @@ class ScoredProposer(TokensPerStepProposer):
 
     def __init__(self, vllm_config: Any) -> None:
         """Read vLLM's `suffix_decoding_*` settings, which have defaults under any method."""
-        self.settings = DraftSettings.from_vllm(vllm_config)
-        self.num_speculative_tokens = self.settings.num_speculative_tokens
-        self.scored_loop = _ScoredLoop(self.settings)
-        self.loop = self.scored_loop
-        announce(self, self.loop)
+        super().__init__(vllm_config)
+        self._scores: dict[Hashable, float] = {}
+        self._scored = {self.loop}
+        _note_scores(self.loop, self._scores)
+
+    def _loop_of(self, adapter: int) -> DraftLoop:
+        loop = super()._loop_of(adapter)
+        if loop not in self._scored:
+            self._scored.add(loop)
+            _note_scores(loop, self._scores)
+        return loop
 
     def propose_scored(
         self,
@@ -45,10 +38,19 @@ class ScoredProposer(TokensPerStepProposer):
         sampled_token_ids: Sequence[Sequence[int]],
     ) -> tuple[list[list[int]], list[float]]:
         """A draft, maybe empty, and its score for each row; never raises."""
-        self.scored_loop.scores.clear()
+        self._scores.clear()
         drafts = self.propose(num_speculative_tokens, input_batch, sampled_token_ids)
-        scores = self.scored_loop.scores
-        return drafts, [
-            scores.get(request_id, 0.0)
-            for request_id, _ in zip(input_batch.req_ids, drafts, strict=False)
-        ]
+        rows = zip(input_batch.req_ids, drafts, strict=False)
+        return drafts, [self._scores.get(request_id, 0.0) for request_id, _ in rows]
+
+
+def _note_scores(loop: DraftLoop, scores: dict[Hashable, float]) -> None:
+    """Put the scores of a loop's drafts down by request, at each of its calls of the drafter."""
+    call = loop._call
+
+    def noting(handles: Sequence[int], step: Any) -> Any:
+        batch = call(handles, step)
+        scores.update(zip(step.keys, batch.scores.tolist(), strict=True))
+        return batch
+
+    loop._call = noting  # type: ignore[method-assign]
