@@ -126,6 +126,27 @@ for _pin in PINS.values():
         _engine_session(f"engine(vllm='{_pin.vllm}')", _pin)
 
 
+@nox.session(python=False)
+def traffic(session: nox.Session) -> None:
+    """Hard traffic on the real engine, every token compared, and what the metrics show of it."""
+    python = _vllm_with_our_wheels(session, DEFAULT_PIN)
+    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
+    pytest = str(Path(python).with_name("pytest"))
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+    session.run(pytest, "tests/traffic", *session.posargs, env=environment, external=True)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Half an hour of mixed load on one server, watched: docs/soak.md; -- --minutes 5."""
+    python = _vllm_with_our_wheels(session, DEFAULT_PIN)
+    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
+    session.install("matplotlib>=3.8")
+    numbers = "build/soak/soak.json"
+    session.run(python, "tests/traffic/soak.py", numbers, *session.posargs, external=True)
+    session.run("python", "tests/traffic/soak_report.py", numbers, "docs/soak.md")
+
+
 def _contract_session(pin: Pin) -> None:
     @nox.session(name=f"contract(vllm='{pin.vllm}')", python=False)
     def contract(session: nox.Session) -> None:

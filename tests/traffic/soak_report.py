@@ -1,0 +1,169 @@
+"""Makes a page and a plot of what `soak.py` measured.
+
+python soak_report.py soak.json docs/soak.md
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+MIB = 2**20
+PAGE = """\
+# Soak
+
+`nox -s soak` puts mixed load on one server for {minutes:g} minutes: the server of `vllm serve`
+(`python -m vllm.entrypoints.openai.api_server`) with SmolLM2-135M in float32 on the CPU,
+{clients} clients at once, a cache of {cached} responses. What they ask for is drawn at random:
+copies, edits, open questions, long prompts, single tokens, three samples at temperature 0.8, JSON
+by a schema, logprobs, stop strings, and streams that the client leaves in the middle. One more
+client asks the same every ten seconds and compares the answers.
+
+| | |
+| --- | --- |
+| requests answered | {answered} |
+| streams that clients left | {left} |
+| requests that failed | {errors} |
+| probes, and those whose answer was not the first one's | {probes}, {changed} |
+| faults of the drafter | {faults:.0f} |
+| preemptions | {preemptions:.0f} |
+| tokens drafted, accepted | {drafted:.0f}, {accepted:.0f} ({rate:.0%}) |
+| time in drafting, of all time | {share:.2%} |
+
+Three parts of the same length, sizes at their ends; the first one fills the cache:
+
+| part | worker's RSS | drafter | cached | evicted | probe, median | probe, slowest |
+| --- | --- | --- | --- | --- | --- | --- |
+{parts}
+
+Latency by kind of request, over the whole run, in seconds:
+
+| kind | requests | median | p99 |
+| --- | --- | --- | --- |
+{kinds}
+
+![Memory and latency over time]({plot})
+"""
+
+
+def at_end(samples: list[dict[str, Any]], until: float) -> dict[str, Any]:
+    return [sample for sample in samples if sample["at"] <= until][-1]
+
+
+def parts(run: dict[str, Any]) -> str:
+    seconds = 60 * run["minutes"]
+    lines = []
+    for part in range(3):
+        begin, end = seconds * part / 3, seconds * (part + 1) / 3
+        sample = at_end(run["samples"], end)
+        took = [probe["took"] for probe in run["probes"] if begin <= probe["at"] < end]
+        lines.append(
+            f"| {part + 1} | {sample['rss']['worker'] / MIB:.0f} MiB "
+            f"| {sample['vllm_drafter_memory_bytes'] / MIB:.2f} MiB "
+            f"| {sample['vllm_drafter_cached_requests']:.0f} "
+            f"| {sample['vllm_drafter_evicted_responses_total']:.0f} "
+            f"| {statistics.median(took):.2f} s | {max(took):.2f} s |"
+        )
+    return "\n".join(lines)
+
+
+def kinds(run: dict[str, Any]) -> str:
+    lines = []
+    for kind in sorted({request["kind"] for request in run["requests"]}):
+        took = sorted(request["took"] for request in run["requests"] if request["kind"] == kind)
+        slow = took[min(int(len(took) * 0.99), len(took) - 1)]
+        lines.append(f"| {kind} | {len(took)} | {statistics.median(took):.2f} | {slow:.2f} |")
+    return "\n".join(lines)
+
+
+def plot(run: dict[str, Any], path: Path) -> None:
+    samples = run["samples"]
+    minutes = [sample["at"] / 60 for sample in samples]
+    figure, (memory, cache, latency) = plt.subplots(3, 1, figsize=(9, 9), sharex=True)
+    for role in samples[0]["rss"]:
+        memory.plot(minutes, [sample["rss"][role] / MIB for sample in samples], label=role)
+    memory.set_ylabel("resident memory, MiB")
+    memory.set_ylim(bottom=0)
+    memory.legend()
+    cache.plot(
+        minutes,
+        [sample["vllm_drafter_memory_bytes"] / MIB for sample in samples],
+        label="drafter's memory, MiB",
+    )
+    cache.set_ylabel("MiB")
+    cache.set_ylim(bottom=0)
+    count = cache.twinx()
+    count.plot(
+        minutes,
+        [sample["vllm_drafter_cached_requests"] for sample in samples],
+        "C1",
+        label="cached responses",
+    )
+    count.set_ylabel("responses")
+    count.set_ylim(bottom=0)
+    cache.legend(loc="lower center")
+    count.legend(loc="lower right")
+    answered = [request for request in run["requests"] if request["kind"] != "hang up"]
+    latency.plot(
+        [request["at"] / 60 for request in answered],
+        [request["took"] for request in answered],
+        ".",
+        ms=2,
+        alpha=0.4,
+        label="requests",
+    )
+    latency.plot(
+        [probe["at"] / 60 for probe in run["probes"]],
+        [probe["took"] for probe in run["probes"]],
+        "C3",
+        label="the same request, every ten seconds",
+    )
+    latency.set_ylabel("seconds")
+    latency.set_ylim(bottom=0)
+    latency.set_xlabel("minutes")
+    latency.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main(numbers: Path, page: Path) -> None:
+    run = json.loads(numbers.read_text())
+    last = run["samples"][-1]
+    drawn = page.with_suffix(".svg")
+    plot(run, drawn)
+    left = sum(request["kind"] == "hang up" for request in run["requests"])
+    drafted = last["vllm_drafter_draft_tokens_total"]
+    accepted = last["vllm_drafter_accepted_tokens_total"]
+    page.write_text(
+        PAGE.format(
+            minutes=run["minutes"],
+            clients=run["clients"],
+            cached=run["cached"],
+            answered=len(run["requests"]) - left,
+            left=left,
+            errors=len(run["errors"]),
+            probes=len(run["probes"]),
+            changed=run["changed"],
+            faults=run["faults"],
+            preemptions=last["vllm:num_preemptions_total"],
+            drafted=drafted,
+            accepted=accepted,
+            rate=accepted / drafted,
+            share=last["vllm_drafter_step_seconds_sum"] / last["at"],
+            parts=parts(run),
+            kinds=kinds(run),
+            plot=drawn.name,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
