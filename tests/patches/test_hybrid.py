@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
-
 from demo.prompts import all_prompts
+from transformers import AutoTokenizer
 
 ROOT = Path(__file__).parents[2]
 BATCH = 8
