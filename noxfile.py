@@ -44,7 +44,9 @@ DEFAULT_PIN = PINS[PIN_TABLE["defaults"]["engine"]]
 
 # In the order in which they depend on each other.
 PLUGIN = ("packages/drafter-core", "packages/compat", "packages/vllm-plugin")
-PACKAGES = (*PLUGIN, "tools/drift-scanner")
+PATCHES = "packages/vllm-patches"
+SCANNER = "tools/drift-scanner"
+PACKAGES = (*PLUGIN, PATCHES, SCANNER)
 TEST_TOOLS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100")
 
 MODELS = "build/models"
@@ -127,6 +129,32 @@ for _pin in PINS.values():
 
 
 @nox.session(python=False)
+def patches(session: nox.Session) -> None:
+    """The four patches on the real engine, each by what the engine then does."""
+    python = _vllm_with_our_wheels(session, DEFAULT_PIN, (*PLUGIN, PATCHES))
+    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
+    pytest = str(Path(python).with_name("pytest"))
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    session.run(pytest, "tests/patches", *session.posargs, env=environment, external=True)
+
+
+@nox.session
+def example(session: nox.Session) -> None:
+    """The plugin template: makes a plugin, and runs the plugin's own sessions with our wheels."""
+    session.install("cookiecutter>=2.6", "nox>=2024.4.15", "virtualenv")
+    wheels = _wheels(session, "python", ["packages/compat", SCANNER])
+    made = ROOT / session.create_tmp() / "vllm-abort-log"
+    template = "examples/patch-plugin"
+    options = ("--no-input", "--overwrite-if-exists", "-o", str(made.parent))
+    session.run("cookiecutter", *options, template)
+    # Our packages are on no index yet.
+    folders = " ".join(sorted({str(Path(wheel).parent) for wheel in wheels}))
+    links = " ".join(filter(None, (os.environ.get("PIP_FIND_LINKS"), folders)))
+    with session.chdir(made):
+        session.run("nox", "-s", "tests", "drift", *session.posargs, env={"PIP_FIND_LINKS": links})
+
+
+@nox.session(python=False)
 def traffic(session: nox.Session) -> None:
     """Hard traffic on the real engine, every token compared, and what the metrics show of it."""
     python = _vllm_with_our_wheels(session, DEFAULT_PIN)
@@ -152,7 +180,7 @@ def _contract_session(pin: Pin) -> None:
     def contract(session: nox.Session) -> None:
         # One environment serves every release: what vLLM requires is there, and the release's own
         # source, read from the index without its compiled half, comes before the vLLM in it.
-        python = _vllm_with_our_wheels(session, DEFAULT_PIN, PACKAGES)
+        python = _vllm_with_our_wheels(session, DEFAULT_PIN, (*PLUGIN, SCANNER))
         releases = ROOT / "build" / "releases"
         script = ("tests/contract/release.py", pin.vllm, str(releases))
         session.run(python, *script, external=True)

@@ -105,9 +105,11 @@ class Report:
         """
         wrong = self.mismatches
         if not wrong:
+            count = len(self.results)
+            these = "the one symbol" if count == 1 else f"all {count} symbols"
             return (
-                f"{self.plugin}: all {len(self.results)} symbols of {self.package} {self.version} "
-                f"are as expected"
+                f"{self.plugin}: {these} of {self.package} {self.version} "
+                f"{'is' if count == 1 else 'are'} as expected"
             )
         lines = [
             f"{self.plugin} does not fit this {self.package} {self.version}: {len(wrong)} of "
