@@ -599,6 +599,9 @@ def declare(**declared: Any) -> type[Patch]:
             "adds names 'anser', which is no member of it (did you mean 'answer'?)",
         ),
         ({"expects": {"ask": "()"}}, "expects names 'ask', which is no member of it"),
+        ({"expects": {"answer": "(self, x"}}, "expects of 'answer' is a signature such as"),
+        ({"expects": {"answer": None}}, "expects of 'answer' is a signature such as"),
+        ({"pins": (">=0.32",)}, "pins are exact versions such as '0.32.0', not '>=0.32'"),
         ({"on_change": "ignore"}, "on_change is 'refuse' or 'warn'"),
     ],
 )
@@ -708,6 +711,19 @@ def test_the_shape_of_a_property_is_that_of_its_getter() -> None:
 
     P.apply()
     assert Target().method == 2
+    P.revert()
+
+
+def test_the_shape_of_a_cached_property_is_that_of_its_function() -> None:
+    class Target:
+        @functools.cached_property
+        def method(self):
+            return 1
+
+    with pytest.raises(ShapeChanged, match=r"but the running one is \(self\)"):
+        expecting(Target, "(self, x)").apply()
+    P = expecting(Target, "(self)")
+    P.apply()
     P.revert()
 
 

@@ -315,7 +315,9 @@ _STYLES = {"on": "green", "off": "dim", "refused": "red", "conflict": "red", "ne
 
 
 def _print_table(rows: list[Row]) -> None:
-    table = Table(*_COLUMNS, show_lines=True)
+    table = Table(show_lines=True)
+    for name in _COLUMNS:
+        table.add_column(name, overflow="fold")
     for row in rows:
         *cells, standing = _cells(row)
         style = _STYLES.get(row.standing, "")

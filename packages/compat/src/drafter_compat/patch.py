@@ -19,6 +19,7 @@ patch over one target and take it off again; order, selection and imports are
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
 import inspect
@@ -30,6 +31,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from drafter_compat import _layers
 from drafter_compat._layers import MISSING, Layer
@@ -324,6 +326,14 @@ def _check_spec(where: str, spec: PatchSpec) -> None:
         SpecifierSet(spec.versions)
     except InvalidSpecifier:
         raise PatchError(f"{where}: versions {spec.versions!r} is no version specifier") from None
+    for pin in spec.pins:
+        try:
+            Version(pin)
+        except InvalidVersion:
+            raise PatchError(
+                f"{where}: pins are exact versions such as '0.32.0', not {pin!r}; "
+                f"a range goes into 'versions'"
+            ) from None
     if not spec.members:
         raise PatchError(f"{where}: changes nothing; put the new members into its body")
     for key, names in (("adds", spec.adds), ("expects", spec.expects or ())):
@@ -333,6 +343,14 @@ def _check_spec(where: str, spec: PatchSpec) -> None:
                     f"{where}: {key} names {name!r}, which is no member of it"
                     f"{nearest(name, spec.members)}"
                 )
+    for name, shape in (spec.expects or {}).items():
+        try:
+            shape.startswith("sha256:") or signature_shape(shape)
+        except (AttributeError, ValueError):
+            raise PatchError(
+                f"{where}: expects of {name!r} is a signature such as '(self, a, b=1)', or a body "
+                f"hash 'sha256:...', not {shape!r}"
+            ) from None
 
 
 # --- laying a patch over its target ---------------------------------------------------------
@@ -560,6 +578,8 @@ def _function_in(raw: Any) -> Any:
     """The function of a classmethod, staticmethod or property; anything else as it is."""
     if isinstance(raw, (staticmethod, classmethod)):
         return raw.__func__
+    if isinstance(raw, functools.cached_property):
+        return raw.func
     return raw.fget if isinstance(raw, property) else raw
 
 
