@@ -5,4 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "engine"))  # its helpers, under importlib mode
+for folder in ("contract", "engine"):  # their helpers, under importlib mode
+    sys.path.insert(0, str(Path(__file__).parent / folder))

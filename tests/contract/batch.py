@@ -72,12 +72,13 @@ class Batch:
         self.input_batch.add_request(state)
         self.input_batch.refresh_metadata()
 
-    def remove(self, req_id: str) -> None:
-        """The request leaves the batch, and the rows are condensed."""
-        self.input_batch.remove_request(req_id)
+    def remove(self, *req_ids: str) -> None:
+        """Requests leave the batch, and the rows are condensed."""
+        for req_id in req_ids:
+            assert self.input_batch.remove_request(req_id) is not None
+            del self.states[req_id]
         self.input_batch.condense()
         self.input_batch.refresh_metadata()
-        del self.states[req_id]
 
     def swap(self, first: str, second: str) -> None:
         """Two requests change rows."""
@@ -102,10 +103,7 @@ class Batch:
             by_row.append(list(ids))
         return by_row
 
-    def tokens(self, req_id: str) -> list[int]:
-        """Prompt and output of a request, as the batch has them."""
-        row = self.input_batch.req_id_to_index[req_id]
-        return [
-            int(t)
-            for t in self.input_batch.token_ids_cpu[row, : self.input_batch.num_tokens_no_spec[row]]
-        ]
+    @property
+    def order(self) -> list[str]:
+        """The requests, row by row."""
+        return list(self.input_batch.req_ids)

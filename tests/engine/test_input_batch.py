@@ -16,7 +16,8 @@ from vllm.plugins import load_general_plugins  # noqa: E402
 
 load_general_plugins()
 
-from real_batch import MAX_MODEL_LEN, RealBatch, ask_as_the_runner  # noqa: E402
+from batch import MAX_MODEL_LEN, Batch  # noqa: E402
+from runner_call import ask_as_the_runner  # noqa: E402
 from vllm.config import SpeculativeConfig  # noqa: E402
 from vllm.v1.worker import gpu_model_runner  # noqa: E402
 
@@ -70,13 +71,13 @@ def test_the_runners_name_of_the_proposer_is_our_class():
 
 
 def test_a_prompt_that_is_repeated_is_drafted(propose):
-    real = RealBatch()
+    real = Batch()
     real.add("a", [*TEXT, 1, 2, 3])
     assert propose(real, {"a": TEXT[:4]})["a"][:K] == TEXT[4 : 4 + K]
 
 
 def test_a_partial_prefill_gets_an_empty_draft(propose):
-    real = RealBatch()
+    real = Batch()
     real.add("prefilling", TEXT)
     real.add("a", [*TEXT, 1, 2, 3])
     drafts = propose(real, {"a": TEXT[:4]})
@@ -85,7 +86,7 @@ def test_a_partial_prefill_gets_an_empty_draft(propose):
 
 
 def test_drafts_stay_with_their_requests_when_rows_are_swapped(propose):
-    real = RealBatch()
+    real = Batch()
     real.add("a", [*TEXT, 1, 2, 3])
     real.add("b", [*OTHER, 4, 5, 6])
     propose(real, {"a": TEXT[:2], "b": OTHER[:2]})
@@ -97,7 +98,7 @@ def test_drafts_stay_with_their_requests_when_rows_are_swapped(propose):
 
 
 def test_drafts_stay_with_their_requests_when_rows_are_condensed(propose):
-    real = RealBatch()
+    real = Batch()
     for name in ("first", "a", "second", "b"):
         real.add(name, [*(OTHER if name == "b" else TEXT), 1, 2, 3])
     propose(real, {"first": [9], "a": TEXT[:2], "second": [8], "b": OTHER[:2]})
@@ -110,7 +111,7 @@ def test_drafts_stay_with_their_requests_when_rows_are_condensed(propose):
 
 
 def test_a_preempted_request_is_drafted_for_when_it_is_back(propose):
-    real = RealBatch()
+    real = Batch()
     real.add("a", [*TEXT, 1, 2, 3])
     real.add("b", [*OTHER, 4, 5, 6])
     propose(real, {"a": TEXT[:2], "b": OTHER[:2]})
@@ -124,7 +125,7 @@ def test_a_preempted_request_is_drafted_for_when_it_is_back(propose):
 
 
 def test_an_id_that_is_used_again_at_once_is_another_request(propose):
-    real = RealBatch()
+    real = Batch()
     real.add("a", [*OTHER, 4, 5, 6])
     propose(real, {"a": OTHER[:4]})
     real.remove("a")
@@ -133,7 +134,7 @@ def test_an_id_that_is_used_again_at_once_is_another_request(propose):
 
 
 def test_what_a_request_generated_helps_those_after_it(propose):
-    real = RealBatch()
+    real = Batch()
     real.add("a", [1, 2, 3])
     propose(real, {"a": TEXT})
     real.remove("a")
@@ -142,18 +143,18 @@ def test_what_a_request_generated_helps_those_after_it(propose):
 
 
 def test_rejected_drafts_left_in_the_row_are_not_read(propose):
-    real = RealBatch()
+    real = Batch()
     real.add("a", [*TEXT, 1, 2, 3])
     for at in range(0, 12, 3):
-        row = real.batch.req_id_to_index["a"]
-        length = int(real.batch.num_tokens_no_spec[row])
-        real.batch.token_ids_cpu[row, length : length + K] = 999
+        row = real.input_batch.req_id_to_index["a"]
+        length = int(real.input_batch.num_tokens_no_spec[row])
+        real.input_batch.token_ids_cpu[row, length : length + K] = 999
         assert continues(propose(real, {"a": TEXT[at : at + 3]})["a"], TEXT, at + 3)
 
 
 def test_many_requests_come_and_go_and_each_keeps_its_own_text(propose):
     """Twelve requests over eight rows, each repeating its own prompt, two tokens a step."""
-    real = RealBatch()
+    real = Batch()
     texts = {f"r{place}": list(range(100 + 30 * place, 116 + 30 * place)) for place in range(12)}
     waiting, at, seen = list(texts), {}, 0
     while waiting or at:
@@ -178,7 +179,7 @@ def test_many_requests_come_and_go_and_each_keeps_its_own_text(propose):
 def test_the_scheduler_can_ask_for_fewer_tokens(propose):
     if propose.method == "custom_class":
         pytest.skip("the custom class is not told")
-    real = RealBatch()
+    real = Batch()
     real.add("a", [*TEXT, 1, 2, 3])
     sampled = {"a": TEXT[:4]}
     if "num_speculative_tokens" not in propose.drafter.propose.__code__.co_varnames:
@@ -189,7 +190,7 @@ def test_the_scheduler_can_ask_for_fewer_tokens(propose):
 
 
 def test_no_draft_reaches_beyond_the_models_length(propose):
-    real = RealBatch()
+    real = Batch()
     prompt = [*TEXT, *range(300, 300 + MAX_MODEL_LEN - len(TEXT) - 6)]
     real.add("a", prompt)
     draft = propose(real, {"a": TEXT[:3]})["a"]
