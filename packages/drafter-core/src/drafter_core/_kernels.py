@@ -21,14 +21,20 @@ Arrays
     C      int32 [chunks, 2]     the state chunk after, the text chunk before this one
     R      int64 [trees, 16]     one row per tree: row 0 the global one, others per handle
     Q      int64 [sequences, 2]  last text chunk and length of each response in the global tree
-    W      int32 [trees, depth]  the last tokens that each request was given, right-aligned
-    G      int64 [64]            sizes, free lists, counters
+    W      int32 [trees, w]      the last `depth` tokens that each request was given, right-aligned;
+                                 in default mode then its last draft: how long it is, its tokens,
+                                 and the cells of the calibration that they were judged by
+    G      int64 [g]             sizes, free lists, counters, addresses; in default mode then the calibration:
+                                 a pair (tried, right) per cell
     P, H                         B and S in exact mode, where they have two columns more; or None
+
+G is the only table that is passed from Python; the others are made of their addresses in it, as
+`Rows` (`_rows.py`): every argument costs time at every call. Functions take one request's row of W.
 
 What keeps compiling short: one entry point (`run`), helpers without Python wrappers and without
 reference counts, and int64 for every scalar, so that each helper is compiled once. Numba drops the
-branches under `if P is not None` (exact mode) and `if heap is not None` (drafts that are trees)
-before it types them, so these cost the default mode nothing.
+branches under `if P is not None` (exact mode) before it types them, so these cost the default mode
+nothing.
 """
 
 # Argument lists stay on few lines here: the same arrays lead each of them.
@@ -44,7 +50,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+
+from drafter_core._rows import address_of, maker, prefetch
 
 # fields of S
 LINK, COUNT, TOK, DST, BLK, META = 0, 1, 2, 3, 4, 5
@@ -58,7 +66,7 @@ CLASS_SHIFT = 16
 
 # fields of R
 R_ALIVE, R_ROOT, R_STATE, R_NEXT, R_END, R_CHUNK = 0, 1, 2, 3, 4, 5
-R_FED, R_SEQ, R_GSTATE, R_RLEN, R_STATES, R_TAIL = 6, 7, 8, 9, 10, 11
+R_FED, R_SEQ, R_GSTATE, R_RLEN, R_STATES, R_TAIL, R_LEAD = 6, 7, 8, 9, 10, 11, 12
 TREE_FIELDS = 16
 
 # fields of Q
@@ -68,8 +76,43 @@ SEQ_FIELDS = 2
 # fields of G
 G_DEPTH, G_SCHUNKS, G_SFREE, G_STATEFREE, G_BNEXT, G_TCHUNKS, G_TFREE = 0, 1, 2, 3, 4, 5, 6
 G_SCAP, G_BCAP, G_TCAP, G_TOPCLASS, G_TOKENS, G_EXACT = 7, 8, 9, 10, 11, 12
+G_DRAFTED, G_ACCEPTED, G_VERIFY = 13, 14, 15
+G_TREES, G_WIDTH = 16, 17  # rows of R and W, columns of W
+G_WIDEST = 18  # the results have room for drafts of max_tokens up to this
 G_BFREE = 32  # 32 free lists of blocks, one per size class
-HEADER_FIELDS = 64
+G_TABLES = 64  # addresses of S, B, T, C, R, Q, W
+G_OUT = 72  # addresses of the results: tokens, probs, info, scores; then columns and rows
+G_SCRATCH = 80  # addresses of ints, probs, heap probs, heap; columns, size of the heap; walks, trail
+HEADER_FIELDS = 96
+
+# what a drafted token is judged by: tree, match length, occurrences, share of them, place in draft
+LENGTHS, COUNTS, SHARES, PLACES = 9, 5, 6, 2
+CELLS = 2 * LENGTHS * COUNTS * SHARES * PLACES
+
+LEARNED = 64
+"""Tokens of a draft that the calibration learns from."""
+
+PRIOR = 8.0
+"""Drafted tokens that a cell must have seen to be believed as much as its share of counts."""
+
+DOUBT = 1.5
+"""Occurrences of something else that are assumed behind a match of one token; behind one of m
+tokens, DOUBT / m."""
+
+LENIENCY = 0.5
+"""A draft ends below this times `min_token_prob`: estimates are lower than shares of counts."""
+
+STRICTNESS = 0.8
+"""Beyond `max_spec_factor`, a draft goes on while it is this times as probable as drafts were."""
+
+CANDIDATES = 3
+"""Suffixes whose drafts are compared, in each tree."""
+
+MEMORY = 4096
+"""Drafted tokens after which what was seen before counts half."""
+
+LEVELS = 64
+"""Steps of probability in which drafted tokens are weighed against the load."""
 
 CHUNK = 64
 """States per state chunk, tokens per text chunk."""
@@ -85,11 +128,36 @@ UNKNOWN = 2147483647
 INIT, START, FEED, STEP, STOP, EVICT, SPECULATE = 0, 1, 2, 3, 4, 5, 6
 
 # results per request
-OK, MISMATCH, BAD_TOKEN, BAD_HANDLE, CORRUPT, SCRATCH = 0, 1, 2, 3, 4, 5
+OK, MISMATCH, BAD_TOKEN, BAD_HANDLE, CORRUPT = 0, 1, 2, 3, 4
+BAD_SHAPE, TOO_NARROW = -(1 << 62), -(1 << 61)  # of STEP as a whole
+
+# what is fetched before a step: requests at a time, tokens of each, links behind each token
+FETCH_GROUP, FETCH_TOKENS, FETCH_LINKS = 16, 32, 5
+FETCH_TRAIL = 2 * FETCH_LINKS  # states and where the token after each is
+WALK_STATE, WALK_TOKEN, WALK_END, WALK_SLOT, WALK_ROUNDS = 0, 1, 2, 3, 4
+WALK_FIELDS = 8
 
 # rows of the integer results
 OUT_LENGTH, OUT_MATCH, OUT_STATUS = 0, 1, 2
 OUT_ROWS = 3
+
+# rows of the scratch ints and probs
+SCRATCH_INTS = 5
+PARENTS, SPARE = 2, 3  # rows of the ints: the parents of the draft; one that drafts leave alone
+SCRATCH_PROBS = 3
+HEAP_FIELDS = 4
+
+_states = maker(types.int32, STATE_FIELDS)
+_ordered_states = maker(types.int32, STATE_FIELDS + 2)
+_pairs = maker(types.int32, 2)
+_ordered_pairs = maker(types.int32, 4)
+_trees = maker(types.int64, TREE_FIELDS)
+_sequences = maker(types.int64, SEQ_FIELDS)
+_heap = maker(types.int32, HEAP_FIELDS)
+_walks = maker(types.int64, WALK_FIELDS)
+_int32 = maker(types.int32, 1)
+_int64 = maker(types.int64, 1)
+_float32 = maker(types.float32, 1)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -234,7 +302,7 @@ def _clear_pair(
     S: Any, B: Any, P: Any, H: Any, ordered: bool, v: int, i: int
 ) -> None:
     """Take pair i out of v's block and close the gap."""
-    block = np.int64(S[v, BLK])
+    block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
     if P is not None:
         if ordered:
@@ -254,7 +322,7 @@ def _clear_pair(
         j = i - base
         while True:  # whatever probed past the gap moves back
             j = (j + 1) & mask
-            token = np.int64(B[base + j, 0])
+            token = B[base + j, 0]
             if token < 0:
                 break
             home = ((token * 0x9E3779B1) >> 12) & mask
@@ -270,23 +338,23 @@ def _resize(
     S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, new_class: int
 ) -> None:
     """Move the edges of v's block to a block of another class."""
-    old = np.int64(S[v, BLK])
+    old = S[v, BLK]
     old_class = S[v, META] >> CLASS_SHIFT
     new = _new_block(B, G, new_class)
     if P is not None:
         if ordered:
-            i = np.int64(H[v, HEAD])
+            i = H[v, HEAD]
             H[v, HEAD] = -1
             H[v, TAIL] = -1
             while i >= 0:
-                j = _put(B, new, new_class, np.int64(B[i, 0]), np.int64(B[i, 1]))
-                _link_after(P, H, v, j, np.int64(H[v, TAIL]))
-                i = np.int64(P[i, AFTER])
+                j = _put(B, new, new_class, B[i, 0], B[i, 1])
+                _link_after(P, H, v, j, H[v, TAIL])
+                i = P[i, AFTER]
     if not ordered:
         first = old + (1 if old_class > SMALL else 0)
         for i in range(first, first + (1 << old_class)):
             if B[i, 0] >= 0:
-                _put(B, new, new_class, np.int64(B[i, 0]), np.int64(B[i, 1]))
+                _put(B, new, new_class, B[i, 0], B[i, 1])
     if old_class > SMALL and new_class > SMALL:
         B[new, 1] = B[old, 1]
     _free_block(B, G, old, old_class)
@@ -301,12 +369,12 @@ def _resize(
 def _find(S: Any, B: Any, v: int, token: int) -> int:
     """The state that the token leads to from v, or -1."""
     if S[v, TOK] == token:
-        return np.int64(S[v, DST])
-    block = np.int64(S[v, BLK])
+        return S[v, DST]
+    block = S[v, BLK]
     if block < 0:
         return np.int64(-1)
     i = _slot(B, block, S[v, META] >> CLASS_SHIFT, token)
-    return np.int64(B[i, 1]) if i >= 0 else np.int64(-1)
+    return B[i, 1] if i >= 0 else np.int64(-1)
 
 
 @_inner
@@ -319,7 +387,7 @@ def _add(
         S[v, DST] = state
         return
     size_class = S[v, META] >> CLASS_SHIFT
-    block = np.int64(S[v, BLK])
+    block = S[v, BLK]
     if block < 0:
         size_class = np.int64(0)
         block = _new_block(B, G, size_class)
@@ -338,12 +406,12 @@ def _add(
             grown += 1 if size_class < SMALL else 2
         if grown != size_class:
             _resize(S, B, G, P, H, ordered, v, grown)
-            block = np.int64(S[v, BLK])
+            block = S[v, BLK]
             size_class = grown
     i = _put(B, block, size_class, token, state)
     if P is not None:
         if ordered:
-            _link_after(P, H, v, i, np.int64(H[v, TAIL]))
+            _link_after(P, H, v, i, H[v, TAIL])
 
 
 @_inner
@@ -354,7 +422,7 @@ def _redirect(S: Any, B: Any, v: int, token: int, state: int, onto: int) -> bool
             return False
         S[v, DST] = onto
         return True
-    i = _slot(B, np.int64(S[v, BLK]), S[v, META] >> CLASS_SHIFT, token)
+    i = _slot(B, S[v, BLK], S[v, META] >> CLASS_SHIFT, token)
     if B[i, 1] != state:
         return False
     B[i, 1] = onto
@@ -369,12 +437,12 @@ def _make_first(
 
     In the order of siblings that one is then unlinked.
     """
-    token = np.int64(S[v, TOK])
-    state = np.int64(S[v, DST])
+    token = S[v, TOK]
+    state = S[v, DST]
     S[v, TOK] = B[i, 0]
     S[v, DST] = B[i, 1]
     _clear_pair(S, B, P, H, ordered, v, i)
-    block = np.int64(S[v, BLK])
+    block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
     if size_class > SMALL:
         B[block, 1] = max(B[block, 1], S[state, COUNT])
@@ -384,7 +452,7 @@ def _make_first(
 @_inner
 def _best_pair(S: Any, B: Any, v: int) -> int:
     """The pair of v's block with the highest count, the smallest token among equals."""
-    block = np.int64(S[v, BLK])
+    block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
     first = block + (1 if size_class > SMALL else 0)
     best = np.int64(-1)
@@ -406,33 +474,33 @@ def _rise(
 ) -> None:
     """Put an edge of v in its place after the count of its state rose by one.
 
-    Unordered: it comes first when it occurs at least as often as the first: the last to reach a
-    count is first among equals. Ordered, as the peer does it: the leader of a group of equals leads
+    Unordered: it comes first when it occurs more often than the first: the first to reach a count
+    is first among equals. Ordered, as the peer does it: the leader of a group of equals leads
     the group above, any other goes to the end of the group above.
     """
     if S[v, TOK] == token:
         return
-    count = np.int64(S[state, COUNT])
-    top = np.int64(S[S[v, DST], COUNT])
-    block = np.int64(S[v, BLK])
+    count = S[state, COUNT]
+    top = S[S[v, DST], COUNT]
+    block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
     if P is not None:
         if ordered:
             if count == 1:  # new, and last already
                 return
             i = _slot(B, block, size_class, token)
-            j = np.int64(P[i, BEFORE])
-            above = np.int64(S[B[j, 1], COUNT]) if j >= 0 else top
+            j = P[i, BEFORE]
+            above = S[B[j, 1], COUNT] if j >= 0 else top
             passed = count - 1 if above == count - 1 else count
             while j >= 0 and S[B[j, 1], COUNT] == passed:
-                j = np.int64(P[j, BEFORE])
+                j = P[j, BEFORE]
             if j < 0 and top == passed:
                 _link_after(P, H, v, _make_first(S, B, P, H, ordered, v, i), np.int64(-1))
             elif j != P[i, BEFORE]:
                 _unlink(P, H, v, i)
                 _link_after(P, H, v, i, j)
             return
-    if count >= top:
+    if count > top:
         _make_first(S, B, P, H, ordered, v, _slot(B, block, size_class, token))
     elif size_class > SMALL and count > B[block, 1]:
         B[block, 1] = count
@@ -447,30 +515,30 @@ def _fall(
     Unordered: when the first falls below another, the most frequent comes first, the smallest token
     among equals. Ordered: it leads the group below.
     """
-    block = np.int64(S[v, BLK])
+    block = S[v, BLK]
     if block < 0:
         return
-    count = np.int64(S[state, COUNT])
+    count = S[state, COUNT]
     is_first = S[v, TOK] == token
     if P is not None:
         if ordered:
             j = np.int64(-1)
             if is_first:
-                following = np.int64(H[v, HEAD])
+                following = H[v, HEAD]
                 if S[B[following, 1], COUNT] != count + 1:
                     return
                 i = _make_first(S, B, P, H, ordered, v, following)
-                following = np.int64(H[v, HEAD])
+                following = H[v, HEAD]
             else:
                 i = _slot(B, block, S[v, META] >> CLASS_SHIFT, token)
-                j = np.int64(P[i, BEFORE])
-                following = np.int64(P[i, AFTER])
+                j = P[i, BEFORE]
+                following = P[i, AFTER]
                 if following < 0 or S[B[following, 1], COUNT] != count + 1:
                     return
                 _unlink(P, H, v, i)
             while following >= 0 and S[B[following, 1], COUNT] == count + 1:
                 j = following
-                following = np.int64(P[j, AFTER])
+                following = P[j, AFTER]
             _link_after(P, H, v, i, j)
             return
     if not is_first:
@@ -479,7 +547,7 @@ def _fall(
     if is_table and B[block, 1] <= count:
         return
     i = _best_pair(S, B, v)
-    best = np.int64(S[B[i, 1], COUNT])
+    best = S[B[i, 1], COUNT]
     if best > count:
         _make_first(S, B, P, H, ordered, v, i)
     elif is_table:
@@ -491,7 +559,7 @@ def _remove(
     S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int
 ) -> None:
     """Remove an edge of v; give memory back that is not needed any more."""
-    block = np.int64(S[v, BLK])
+    block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
     if S[v, TOK] == token:
         if block < 0:
@@ -500,7 +568,7 @@ def _remove(
         i = np.int64(-1)
         if P is not None:
             if ordered:
-                i = np.int64(H[v, HEAD])
+                i = H[v, HEAD]
         if not ordered:
             i = _best_pair(S, B, v)
         S[v, TOK] = B[i, 0]
@@ -532,7 +600,7 @@ def _new_state(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int, length: int) -
                 G[G_SFREE] = C[chunk, 0]
                 for u in range(chunk * CHUNK, chunk * CHUNK + CHUNK):
                     if S[u, BLK] >= 0:
-                        _free_block(B, G, np.int64(S[u, BLK]), S[u, META] >> CLASS_SHIFT)
+                        _free_block(B, G, S[u, BLK], S[u, META] >> CLASS_SHIFT)
             else:
                 chunk = G[G_SCHUNKS]
                 G[G_SCHUNKS] = chunk + 1
@@ -567,7 +635,7 @@ def _split(
     S[r, TOK] = S[q, TOK]
     S[r, DST] = S[q, DST]
     S[q, LINK] = r
-    block = np.int64(S[q, BLK])
+    block = S[q, BLK]
     size_class = S[q, META] >> CLASS_SHIFT
     copy = block
     if length == depth - 1 and S[q, META] & LEN_MASK == depth:
@@ -587,13 +655,13 @@ def _split(
             H[r, HEAD] = H[q, HEAD] + shift
             H[r, TAIL] = H[q, TAIL] + shift
             if shift != 0:
-                i = np.int64(H[q, HEAD])
+                i = H[q, HEAD]
                 while i >= 0:
                     P[i + shift, BEFORE] = P[i, BEFORE] + shift if P[i, BEFORE] >= 0 else -1
                     P[i + shift, AFTER] = P[i, AFTER] + shift if P[i, AFTER] >= 0 else -1
-                    i = np.int64(P[i, AFTER])
+                    i = P[i, AFTER]
     while p >= 0 and _redirect(S, B, p, token, q, r):
-        p = np.int64(S[p, LINK])
+        p = S[p, LINK]
     return r
 
 
@@ -601,7 +669,7 @@ def _split(
 def _extendable(S: Any, G: Any, a: int) -> int:
     """The state of the longest suffix of a's longest word that has room for one more token."""
     if S[a, META] & LEN_MASK == G[G_DEPTH]:
-        link = np.int64(S[a, LINK])
+        link = S[a, LINK]
         if S[link, META] & LEN_MASK == G[G_DEPTH] - 1:
             return link
     return a
@@ -628,7 +696,7 @@ def _extend(
         new = _new_state(S, B, C, R, G, tree, length)
         while True:
             _add(S, B, G, P, H, ordered and p != root, p, token, new)
-            p = np.int64(S[p, LINK])
+            p = S[p, LINK]
             if p < 0:
                 break
             q = _find(S, B, p, token)
@@ -648,17 +716,23 @@ def _extend(
     w = new
     while w != root:
         S[w, COUNT] += 1
-        w = np.int64(S[w, LINK])
+        w = S[w, LINK]
     p = _extendable(S, G, a)  # a split may have moved the edges of start
     w = new
     while p != root:  # the root keeps no order: nothing is drafted from it
         if S[p, TOK] != token:
             length = min(S[p, META] & LEN_MASK, limit) + 1
             while S[S[w, LINK], META] & LEN_MASK >= length:
-                w = np.int64(S[w, LINK])
+                w = S[w, LINK]
             _rise(S, B, P, H, ordered, p, token, w)
-        p = np.int64(S[p, LINK])
+        p = S[p, LINK]
     return new
+
+
+@_inner
+def _window(G: Any, tree: int) -> Any:
+    """The row of W of a request."""
+    return _int32(G[G_TABLES + 6] + 4 * G[G_WIDTH] * tree)
 
 
 @_inner
@@ -675,7 +749,10 @@ def _new_tree(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int) -> None:
     R[tree, R_FED] = 0
     R[tree, R_SEQ] = -1
     R[tree, R_RLEN] = 0
+    R[tree, R_LEAD] = 0
     R[tree, R_GSTATE] = R[0, R_ROOT]
+    if G[G_EXACT] == 0:
+        _window(G, tree)[G[G_DEPTH]] = 0
 
 
 @_inner
@@ -729,19 +806,19 @@ def _forget(
         S[w, COUNT] -= 1
         if S[w, COUNT] == 0:
             died += 1
-        w = np.int64(S[w, LINK])
+        w = S[w, LINK]
     p = _extendable(S, G, a)
     w = new
     while p >= 0:
         length = min(S[p, META] & LEN_MASK, limit) + 1
         while S[S[w, LINK], META] & LEN_MASK >= length:
-            w = np.int64(S[w, LINK])
+            w = S[w, LINK]
         in_order = ordered and p != root
         if S[w, COUNT] == 0:
             _remove(S, B, G, P, H, in_order, p, token)
         elif p != root:
             _fall(S, B, P, H, in_order, p, token, w)
-        p = np.int64(S[p, LINK])
+        p = S[p, LINK]
     return died
 
 
@@ -757,7 +834,7 @@ def _evict(
     following = np.int64(-1)
     chunk = Q[seq, Q_LAST]
     while Q[seq, Q_LEN] > 0 and chunk >= 0:  # turn the list of text chunks round
-        before = np.int64(C[chunk, 1])
+        before = C[chunk, 1]
         C[chunk, 1] = following
         following = chunk
         chunk = before
@@ -767,7 +844,7 @@ def _evict(
     length = Q[seq, Q_LEN]
     for position in range(length):
         offset = position % CHUNK
-        token = np.int64(T[chunk * CHUNK + offset])
+        token = T[chunk * CHUNK + offset]
         new = _find(S, B, _extendable(S, G, a), token)
         if new < 0:
             return -CORRUPT
@@ -777,7 +854,7 @@ def _evict(
         a = new
         if offset == CHUNK - 1 or position == length - 1:
             done = chunk
-            chunk = np.int64(C[chunk, 1])
+            chunk = C[chunk, 1]
             C[done, 1] = G[G_TFREE]
             G[G_TFREE] = done
     _free_states(S, R, G, a, dying)
@@ -806,20 +883,20 @@ def _evict_end(
     while position >= begin:
         tokens[position - begin] = T[chunk * CHUNK + position % CHUNK]
         if position % CHUNK == 0:
-            chunk = np.int64(C[chunk, 1])
+            chunk = C[chunk, 1]
         position -= 1
     a = R[0, R_ROOT]
     states[0] = a
     for i in range(length - begin):
         if i >= depth:  # the word so far has no room for one more token
             a = _extendable(S, G, a)
-        a = _find(S, B, a, np.int64(tokens[i]))
+        a = _find(S, B, a, tokens[i])
         if a < 0:
             return np.int64(-CORRUPT)
         states[i + 1] = a
     for i in range(length - begin - 1, length - begin - 1 - count, -1):
         new = np.int64(states[i + 1])
-        died = _forget(S, B, R, G, P, H, np.int64(states[i]), new, np.int64(tokens[i]))
+        died = _forget(S, B, R, G, P, H, np.int64(states[i]), new, tokens[i])
         _free_states(S, R, G, new, died)
     Q[seq, Q_LAST] = C[last, 1]
     C[last, 1] = G[G_TFREE]
@@ -833,7 +910,7 @@ def _evict_end(
 def _free_states(S: Any, R: Any, G: Any, v: int, n: int) -> None:
     """Free v and what its links lead to: n states of the global tree that have no edges left."""
     for _ in range(n):
-        following = np.int64(S[v, LINK])
+        following = S[v, LINK]
         S[v, LINK] = G[G_STATEFREE]
         G[G_STATEFREE] = v
         R[0, R_STATES] -= 1
@@ -844,27 +921,47 @@ def _free_states(S: Any, R: Any, G: Any, v: int, n: int) -> None:
 
 
 @_inner
+def _has_room(G: Any) -> bool:
+    """Whether the tables have room for one more token, whatever it splits and rehashes."""
+    return (
+        G[G_SCHUNKS] + 8 <= G[G_SCAP] // CHUNK
+        and G[G_TCHUNKS] + 8 <= G[G_TCAP] // CHUNK
+        and G[G_BNEXT] + ((4 * G[G_DEPTH] + 8) << (G[G_TOPCLASS] + 2)) <= G[G_BCAP]
+    )
+
+
+@_inner
 def _feed(
     S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, P: Any, H: Any,
     tree: int, tokens: Any, begin: int, end: int, own: bool, response: bool,
 ) -> int:
     """Append checked tokens to a request's own tree, and to the global one as its response.
 
-    Returns how many fitted into the tables.
+    In default mode the end of the prompt comes before the response in the global tree, so that the
+    same question finds the same answer from its first token on. Returns how many fitted into the
+    tables.
     """
     depth = G[G_DEPTH]
     seq = R[tree, R_SEQ] if response else np.int64(-1)
     local = R[tree, R_STATE]
     shared = R[tree, R_GSTATE]
+    if P is None:
+        if seq >= 0 and R[tree, R_LEAD] >= 0 and end > begin:
+            lead = min(R[tree, R_FED], depth)
+            done = R[tree, R_LEAD]
+            while done < lead and _has_room(G):
+                token = W[depth - lead + done]
+                shared = _extend(S, B, C, R, G, P, H, np.int64(0), shared, token)
+                _store_token(T, C, Q, G, seq, token)
+                done += 1
+            R[tree, R_LEAD] = done if done < lead else -1
+            R[tree, R_GSTATE] = shared
+            R[tree, R_RLEN] = done
+            if done < lead:
+                return np.int64(0)
     i = begin
-    while i < end:
-        if (  # room for one more token, whatever it splits and rehashes
-            G[G_SCHUNKS] + 8 > G[G_SCAP] // CHUNK
-            or G[G_TCHUNKS] + 8 > G[G_TCAP] // CHUNK
-            or G[G_BNEXT] + ((4 * depth + 8) << (G[G_TOPCLASS] + 2)) > G[G_BCAP]
-        ):
-            break
-        token = np.int64(tokens[i])
+    while i < end and _has_room(G):
+        token = tokens[i]
         if own:
             local = _extend(S, B, C, R, G, P, H, tree, local, token)
         if seq >= 0:
@@ -879,9 +976,9 @@ def _feed(
         R[tree, R_RLEN] += fed
     kept = max(depth - fed, 0)
     for k in range(kept):
-        W[tree, k] = W[tree, k + fed]
+        W[k] = W[k + fed]
     for k in range(kept, depth):
-        W[tree, k] = tokens[i - depth + k]
+        W[k] = tokens[i - depth + k]
     return fed
 
 
@@ -891,11 +988,11 @@ def _match(S: Any, B: Any, root: int, depth: int, tokens: Any, known: int) -> tu
     v = root
     matched = np.int64(0)
     for i in range(depth - known, depth):
-        token = np.int64(tokens[i])
+        token = tokens[i]
         q = _find(S, B, v, token)
         while q < 0 and v != root:
-            v = np.int64(S[v, LINK])
-            matched = np.int64(S[v, META] & LEN_MASK)
+            v = S[v, LINK]
+            matched = S[v, META] & LEN_MASK
             q = _find(S, B, v, token)
         if q >= 0:
             v = q
@@ -914,24 +1011,20 @@ def _limit(length: int, max_tokens: int, factor: float, offset: float) -> int:
 
 @_inner
 def _draft_path(
-    S: Any, G: Any, P: Any, v: int, longest: int, min_prob: float,
-    tokens: Any, probs: Any, prefix: Any,
+    S: Any, v: int, longest: int, min_prob: float, tokens: Any, probs: Any, prefix: Any
 ) -> int:
     """Follow first edges from v while the path is probable enough; return how far.
 
-    Where a word has reached the full depth, its first token is dropped to go on; in exact mode the
-    draft ends there. prefix[n] is the score of the first n tokens.
+    prefix[n] is the score of the first n tokens.
     """
     n = np.int64(0)
     prob = np.float32(1.0)
     score = np.float32(0.0)
     w = v
     while n < longest:
-        if P is None:
-            w = _extendable(S, G, w)
         if S[w, TOK] < 0 or S[w, LINK] < 0:
             break
-        d = np.int64(S[w, DST])
+        d = S[w, DST]
         prob *= np.float32(S[d, COUNT]) / np.float32(S[w, COUNT])
         if not prob >= min_prob:
             break
@@ -967,7 +1060,7 @@ def _push(
 @_inner
 def _draft_tree(
     S: Any, B: Any, G: Any, P: Any, H: Any, v: int, matched: int, longest: int, min_prob: float,
-    tokens: Any, probs: Any, parents: Any, heap_prob: Any, heap: Any,
+    tokens: Any, probs: Any, parents: Any, heap_prob: Any, heap: Any, room: int,
 ) -> tuple[int, float]:
     """Take the most probable continuation of anything taken so far, again and again.
 
@@ -991,8 +1084,8 @@ def _draft_tree(
             and S[S[state, DST], COUNT] == S[state, COUNT]
         ):
             _push(
-                heap_prob, heap, size, prob, np.int64(S[state, DST]), length + 1,
-                np.int64(S[state, TOK]), parent,
+                heap_prob, heap, size, prob, S[state, DST], length + 1,
+                S[state, TOK], parent,
             )
         else:
             _push(heap_prob, heap, size, prob, state, length, np.int64(-1), parent)
@@ -1000,10 +1093,10 @@ def _draft_tree(
         token = np.int64(-1)
         while token < 0 and size > 0:
             prob = heap_prob[0]
-            state = np.int64(heap[0, 0])
-            length = np.int64(heap[0, 1])
-            token = np.int64(heap[0, 2])
-            parent = np.int64(heap[0, 3])
+            state = heap[0, 0]
+            length = heap[0, 1]
+            token = heap[0, 2]
+            parent = heap[0, 3]
             size -= 1
             if size > 0:  # move the hole down to a leaf, then sift the last entry up from there
                 at = np.int64(0)
@@ -1017,31 +1110,31 @@ def _draft_tree(
                     at = child
                 last = size
                 _push(
-                    heap_prob, heap, at, heap_prob[last], np.int64(heap[last, 0]),
-                    np.int64(heap[last, 1]), np.int64(heap[last, 2]), np.int64(heap[last, 3]),
+                    heap_prob, heap, at, heap_prob[last], heap[last, 0],
+                    heap[last, 1], heap[last, 2], heap[last, 3],
                 )
             if token < 0 and length < depth and S[state, TOK] >= 0:
                 pair = np.int64(-1)
-                following = np.int64(S[state, TOK])
-                d = np.int64(S[state, DST])
+                following = S[state, TOK]
+                d = S[state, DST]
                 while True:
                     child_prob = (
                         prob * np.float32(S[d, COUNT]) / np.float32(S[state, COUNT])
                     )
                     if child_prob < min_prob:
                         break
-                    if size + 1 >= len(heap_prob):
+                    if size + 1 >= room:
                         return np.int64(-1), score
                     _push(heap_prob, heap, size, child_prob, d, length + 1, following, parent)
                     size += 1
                     if pair >= 0:
-                        pair = np.int64(P[pair, AFTER])
+                        pair = P[pair, AFTER]
                     else:
-                        pair = np.int64(H[state, HEAD]) if S[state, BLK] >= 0 else np.int64(-1)
+                        pair = H[state, HEAD] if S[state, BLK] >= 0 else np.int64(-1)
                     if pair < 0:
                         break
-                    following = np.int64(B[pair, 0])
-                    d = np.int64(B[pair, 1])
+                    following = B[pair, 0]
+                    d = B[pair, 1]
         if token < 0:
             break
         tokens[n] = token
@@ -1054,126 +1147,383 @@ def _draft_tree(
 
 
 @_inner
+def _cap(G: Any, length: int, max_tokens: int, factor: float, offset: float) -> int:
+    """How many tokens may follow a match of this length."""
+    return min(_limit(length, max_tokens, factor, offset), G[G_DEPTH] - length)
+
+
+@_inner
 def _draft_from(
     S: Any, B: Any, G: Any, P: Any, H: Any, v: int, matched: int,
     max_tokens: int, factor: float, offset: float, min_prob: float, as_tree: bool,
-    tokens: Any, probs: Any, parents: Any, scratch: Any, scratch_probs: Any,
-    heap_prob: Any, heap: Any,
+    tokens: Any, probs: Any, parents: Any,
 ) -> tuple[int, float, int]:
     """The best draft over all suffixes of the word of `matched` tokens in state v.
 
     Writes it into tokens, probs, parents; returns its length, its score and its match length.
     Descends from the longest match and stops when no shorter one can score higher.
     """
-    depth = G[G_DEPTH]
+    width = G[G_SCRATCH + 4]
+    ints = G[G_SCRATCH]
+    floats = G[G_SCRATCH + 1]
+    some = _int32(ints)
+    some_parents = _int32(ints + 4 * width)
+    some_probs = _float32(floats)
+    prefix = _float32(floats + 4 * width)
     best_n = np.int64(0)
     best_score = np.float32(0.0)
     best_match = matched
     while S[v, LINK] >= 0:
         high = matched
-        low = np.int64(S[S[v, LINK], META] & LEN_MASK) + 1
+        link = S[v, LINK]
+        low = (S[link, META] & LEN_MASK) + 1
         if factor >= 0.0 and best_score >= _limit(high, max_tokens, factor, offset):
             break
-        n = np.int64(0)
-        if not as_tree:
-            longest = np.int64(0)
-            for length in range(low, high + 1):
-                cap = _limit(length, max_tokens, factor, offset)
-                if P is not None:
-                    cap = min(cap, depth - length)
-                longest = max(longest, cap)
-            n = _draft_path(
-                S, G, P, v, longest, min_prob, scratch[0], scratch_probs[0], scratch_probs[1]
-            )
-        improved = False
-        if heap is not None:
-            if as_tree:
-                for length in range(high, low - 1, -1):
-                    cap = _limit(length, max_tokens, factor, offset)
-                    m, score = _draft_tree(
-                        S, B, G, P, H, v, length, cap, min_prob,
-                        scratch[0], scratch_probs[0], scratch[1], heap_prob, heap,
-                    )
-                    if m < 0:
-                        return np.int64(-1), best_score, length
-                    if score > best_score:
-                        best_score = score
-                        best_n = m
-                        best_match = length
-                        for i in range(m):
-                            tokens[i] = scratch[0, i]
-                            probs[i] = scratch_probs[0, i]
-                            parents[i] = scratch[1, i]
-        if n > 0 and scratch_probs[1, n] > best_score:
+        if as_tree:
             for length in range(high, low - 1, -1):
-                m = min(n, _limit(length, max_tokens, factor, offset))
-                if P is not None:
-                    m = min(m, depth - length)
-                if m > 0 and scratch_probs[1, m] > best_score:
-                    best_score = scratch_probs[1, m]
+                m, score = _draft_tree(
+                    S, B, G, P, H, v, length, _limit(length, max_tokens, factor, offset),
+                    min_prob, some, some_probs, some_parents,
+                    _float32(G[G_SCRATCH + 2]), _heap(G[G_SCRATCH + 3]), G[G_SCRATCH + 5],
+                )
+                if m < 0:
+                    return np.int64(-1), best_score, length
+                if score > best_score:
+                    best_score = score
                     best_n = m
                     best_match = length
-                    improved = True
-        if improved:
-            for i in range(best_n):
-                tokens[i] = scratch[0, i]
-                probs[i] = scratch_probs[0, i]
-                parents[i] = i - 1
-        v = np.int64(S[v, LINK])
-        matched = np.int64(S[v, META] & LEN_MASK)
+                    for i in range(m):
+                        tokens[i] = some[i]
+                        probs[i] = some_probs[i]
+                        parents[i] = some_parents[i]
+        else:
+            longest = np.int64(0)
+            for length in range(low, high + 1):
+                longest = max(longest, _cap(G, length, max_tokens, factor, offset))
+            n = _draft_path(S, v, longest, min_prob, some, some_probs, prefix)
+            if n > 0 and prefix[n] > best_score:
+                length = high
+                m = min(n, _cap(G, length, max_tokens, factor, offset))
+                # The scores of prefixes rise: the longest match that has the highest of them.
+                while length > low and (m <= 0 or prefix[m] < prefix[n]):
+                    length -= 1
+                    m = min(n, _cap(G, length, max_tokens, factor, offset))
+                best_score = prefix[m]
+                best_n = m
+                best_match = length
+                for i in range(m):
+                    tokens[i] = some[i]
+                    probs[i] = some_probs[i]
+                    parents[i] = i - 1
+        v = link
+        matched = low - 1
     return best_n, best_score, best_match
 
 
 @_inner
+def _local_match(
+    S: Any, B: Any, R: Any, G: Any, tree: int, context: Any, known: int, at_end: bool
+) -> tuple[int, int]:
+    """State and length of the longest match in a request's own tree."""
+    if at_end:
+        return R[tree, R_STATE], known
+    return _match(S, B, R[tree, R_ROOT], G[G_DEPTH], context, known)
+
+
+@_inner
+def _global_match(
+    S: Any, B: Any, R: Any, G: Any, tree: int, context: Any, known: int, at_end: bool
+) -> tuple[int, int]:
+    """State and length of the longest match in the global tree."""
+    depth = G[G_DEPTH]
+    if at_end and R[tree, R_SEQ] >= 0 and R[tree, R_RLEN] >= depth:
+        return R[tree, R_GSTATE], depth
+    return _match(S, B, R[0, R_ROOT], depth, context, known)
+
+
+@_inner
 def _draft(
-    S: Any, B: Any, R: Any, W: Any, G: Any, P: Any, H: Any,
+    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any,
     tree: int, context: Any, known: int, at_end: bool,
     max_tokens: int, factor: float, offset: float, min_prob: float, as_tree: bool,
-    out_tokens: Any, out_probs: Any, parents: Any, scratch: Any, scratch_probs: Any,
-    heap_prob: Any, heap: Any,
+    out_tokens: Any, out_probs: Any,
 ) -> tuple[int, float, int]:
-    """The better of the local and the global draft, the local one where they score the same.
+    """Exact mode: the better of the local and the global draft, the local one among equals.
 
     context int32 [depth] holds the last `known` tokens, right-aligned; at_end says that they are
     the last ones that the request was given.
     """
-    depth = G[G_DEPTH]
-    if at_end:
-        v = R[tree, R_STATE]
-        matched = known
-    else:
-        v, matched = _match(S, B, R[tree, R_ROOT], depth, context, known)
-    strict = G[G_EXACT] != 0 and known > 0  # the peer's matches are shorter than the context
+    width = G[G_SCRATCH + 4]
+    ints = G[G_SCRATCH]
+    parents = _int32(ints + 4 * PARENTS * width)
+    v, matched = _local_match(S, B, R, G, tree, context, known, at_end)
+    strict = known > 0  # the peer's matches are shorter than the context
     if strict and matched == known:
         matched -= 1
         if matched <= S[S[v, LINK], META] & LEN_MASK:
-            v = np.int64(S[v, LINK])
+            v = S[v, LINK]
     n, score, match = _draft_from(
         S, B, G, P, H, v, matched, max_tokens, factor, offset, min_prob, as_tree,
-        out_tokens, out_probs, parents[0], scratch, scratch_probs, heap_prob, heap,
+        out_tokens, out_probs, parents,
     )
     if n < 0:
         return n, score, match
-    if at_end and R[tree, R_SEQ] >= 0 and R[tree, R_RLEN] >= depth:
-        v = R[tree, R_GSTATE]
-        matched = depth
-    else:
-        v, matched = _match(S, B, R[0, R_ROOT], depth, context, known)
+    v, matched = _global_match(S, B, R, G, tree, context, known, at_end)
     if strict and matched == known:
         matched -= 1
         if matched <= S[S[v, LINK], META] & LEN_MASK:
-            v = np.int64(S[v, LINK])
+            v = S[v, LINK]
+    shared_tokens = _int32(ints + 4 * SPARE * width)
+    shared_parents = _int32(ints + 4 * (SPARE + 1) * width)
+    shared_probs = _float32(G[G_SCRATCH + 1] + 8 * width)
     shared_n, shared_score, shared_match = _draft_from(
         S, B, G, P, H, v, matched, max_tokens, factor, offset, min_prob, as_tree,
-        scratch[2], scratch_probs[2], parents[1], scratch, scratch_probs, heap_prob, heap,
+        shared_tokens, shared_probs, shared_parents,
     )
     if shared_n >= 0 and not shared_score > score:
         return n, score, match
     for i in range(shared_n):
-        out_tokens[i] = scratch[2, i]
-        out_probs[i] = scratch_probs[2, i]
-        parents[0, i] = parents[1, i]
+        out_tokens[i] = shared_tokens[i]
+        out_probs[i] = shared_probs[i]
+        parents[i] = shared_parents[i]
     return shared_n, shared_score, shared_match
+
+
+# -- drafts of the default mode --------------------------------------------------------------------
+
+
+@_inner
+def _cell(shared: int, length: int, count: int, chosen: int, at: int) -> int:
+    """Where the calibration keeps what is known of drafted tokens like this one.
+
+    shared: 1 for the global tree; length of the match, with what was drafted so far; it occurred
+    `count` times, `chosen` of them before this token; at: its place in the draft.
+    """
+    if length <= 6:
+        a = length - 1
+    elif length <= 9:
+        a = 6
+    else:
+        a = 7 if length <= 15 else 8
+    if count <= 2:
+        b = count - 1
+    elif count <= 4:
+        b = 2
+    else:
+        b = 3 if count <= 8 else 4
+    share = chosen / count
+    if chosen == count:
+        c = 0
+    elif share >= 0.6:
+        c = 1 if share >= 0.8 else 2
+    elif share >= 0.3:
+        c = 3
+    else:
+        c = 4 if share >= 0.15 else 5
+    cell = ((shared * LENGTHS + a) * COUNTS + b) * SHARES + c
+    return np.int64(cell * PLACES + min(at, PLACES - 1))
+
+
+@_inner
+def _learn(W: Any, G: Any, tokens: Any, begin: int, end: int) -> None:
+    """Compare a request's last draft with what came instead, tokens[begin:end]."""
+    depth = G[G_DEPTH]
+    n = min(W[depth], LEARNED)
+    if n == 0 or begin >= end:
+        return
+    W[depth] = 0
+    i = np.int64(0)
+    while i < n and begin + i < end:
+        at = HEADER_FIELDS + 2 * W[depth + 1 + LEARNED + i]
+        right = tokens[begin + i] == W[depth + 1 + i]
+        G[at] += 1
+        if right:
+            G[at + 1] += 1
+        if G[at] >= MEMORY:
+            G[at] >>= 1
+            G[at + 1] >>= 1
+        if not right:
+            break
+        i += 1
+    G[G_ACCEPTED] += i
+    G[G_DRAFTED] += n if begin + i < end else i
+    if G[G_DRAFTED] >= MEMORY:
+        G[G_DRAFTED] >>= 1
+        G[G_ACCEPTED] >>= 1
+
+
+@_inner
+def _weighed_path(
+    S: Any, G: Any, v: int, matched: int, cap: int, most: int, shared: int,
+    least: float, least_beyond: float, tokens: Any, probs: Any, cells: Any,
+) -> tuple[int, float]:
+    """Follow first edges from v while it is probable enough that all of them are right.
+
+    Where a word has reached the full depth, its first token is dropped to go on. Behind `cap`
+    tokens the path must be at least `least_beyond` probable. Returns its length and score.
+    """
+    n = np.int64(0)
+    prob = 1.0
+    score = 0.0
+    w = v
+    while n < most:
+        w = _extendable(S, G, w)
+        if S[w, TOK] < 0 or S[w, LINK] < 0:
+            break
+        d = S[w, DST]
+        count = S[w, COUNT]
+        chosen = S[d, COUNT]
+        length = matched + n
+        cell = _cell(shared, length, count, chosen, n)
+        at = HEADER_FIELDS + 2 * cell
+        prior = chosen / (count + DOUBT / length)
+        prob *= (G[at + 1] + PRIOR * prior) / (G[at] + PRIOR)
+        if not prob >= (least if n < cap else least_beyond):
+            break
+        tokens[n] = S[w, TOK]
+        probs[n] = prob
+        cells[n] = cell
+        score += prob
+        n += 1
+        w = d
+    return n, score
+
+
+@_inner
+def _weighed_from(
+    S: Any, G: Any, v: int, matched: int, shared: int, max_tokens: int, factor: float,
+    offset: float, least: float, least_beyond: float, best_n: int, best_score: float,
+    best_match: int, out_tokens: Any, out_probs: Any, out_cells: Any,
+) -> tuple[int, float, int]:
+    """The best of a draft and those that rest on the suffixes of the word of v, longest first.
+
+    A word of full depth has no successors, so a match is shorter. Suffixes that occur equally often
+    go on in the same way, so only the longest of them counts.
+    out_cells holds the cells of the best.
+    """
+    width = G[G_SCRATCH + 4]
+    tokens = _int32(G[G_SCRATCH])
+    cells = _int32(G[G_SCRATCH] + 4 * width)
+    probs = _float32(G[G_SCRATCH + 1])
+    tried = np.int64(0)
+    before = np.int64(-1)
+    v = _extendable(S, G, v)
+    matched = min(matched, G[G_DEPTH] - 1)
+    while S[v, LINK] >= 0 and tried < CANDIDATES:
+        count = S[v, COUNT]
+        if S[v, TOK] >= 0 and count != before:
+            cap = _limit(matched, max_tokens, factor, offset)
+            if factor >= 0.0 and best_score >= cap:
+                break
+            before = count
+            tried += 1
+            n = np.int64(0)
+            score = 0.0
+            if cap > 0:
+                n, score = _weighed_path(
+                    S, G, v, matched, cap, max_tokens, shared, least, least_beyond,
+                    tokens, probs, cells,
+                )
+            if score > best_score:
+                best_n = n
+                best_score = score
+                best_match = matched
+                for i in range(n):
+                    out_tokens[i] = tokens[i]
+                    out_probs[i] = probs[i]
+                    out_cells[i] = cells[i]
+        v = S[v, LINK]
+        matched = S[v, META] & LEN_MASK
+    return best_n, best_score, best_match
+
+
+@_inner
+def _draft_weighed(
+    S: Any, B: Any, R: Any, W: Any, G: Any, tree: int, context: Any, known: int, at_end: bool,
+    max_tokens: int, factor: float, offset: float, min_prob: float,
+    out_tokens: Any, out_probs: Any,
+) -> tuple[int, float, int]:
+    """The draft that most tokens of are expected to be right, of both trees.
+
+    It is kept beside the request's last tokens, to learn from what comes. context, known and at_end
+    as in `_draft`.
+    """
+    parents = _int32(G[G_SCRATCH] + 4 * PARENTS * G[G_SCRATCH + 4])
+    cells = _int32(G[G_SCRATCH] + 4 * SPARE * G[G_SCRATCH + 4])
+    least = LENIENCY * min_prob
+    least_beyond = max(least, STRICTNESS * (G[G_ACCEPTED] / max(G[G_DRAFTED], 1)))
+    v, matched = _local_match(S, B, R, G, tree, context, known, at_end)
+    n, score, match = _weighed_from(
+        S, G, v, matched, np.int64(0), max_tokens, factor, offset, least, least_beyond,
+        np.int64(0), 0.0, np.int64(0), out_tokens, out_probs, cells,
+    )
+    v, matched = _global_match(S, B, R, G, tree, context, known, at_end)
+    n, score, match = _weighed_from(
+        S, G, v, matched, np.int64(1), max_tokens, factor, offset, least, least_beyond,
+        n, score, match, out_tokens, out_probs, cells,
+    )
+    for i in range(n):
+        parents[i] = i - 1
+    if at_end:
+        depth = G[G_DEPTH]
+        W[depth] = n
+        for i in range(min(n, LEARNED)):
+            W[depth + 1 + i] = out_tokens[i]
+            W[depth + 1 + LEARNED + i] = cells[i]
+    return n, score, match
+
+
+@_inner
+def _fit_to_load(G: Any, handles: Any, n_handles: int) -> None:
+    """Cut the drafts of a step to the tokens that are worth verifying.
+
+    A step over t tokens takes as long as G_VERIFY + t: then one more token pays as long as its
+    probability is above the rate at which the step yields tokens, (requests + expected) /
+    (G_VERIFY + requests + drafted). The most probable tokens of all requests come first, in LEVELS
+    steps. Probabilities fall along a draft, so each is cut in one place.
+    """
+    counts = _int32(G[G_SCRATCH])
+    sums = _float32(G[G_SCRATCH + 1])
+    columns = G[G_OUT + 4]
+    info = _int32(G[G_OUT + 2])
+    scores = _float32(G[G_OUT + 3])
+    lengths = OUT_LENGTH * G[G_OUT + 5]
+    statuses = OUT_STATUS * G[G_OUT + 5]
+    for level in range(LEVELS):
+        counts[level] = 0
+        sums[level] = np.float32(0.0)
+    requests = np.int64(0)
+    for i in range(n_handles):
+        if info[statuses + i] == OK:
+            requests += 1
+            probs = _float32(G[G_OUT + 1] + 4 * columns * i)
+            for j in range(info[lengths + i]):
+                level = min(np.int64(probs[j] * LEVELS), LEVELS - 1)
+                counts[level] += 1
+                sums[level] += probs[j]
+    yielded = np.float64(requests)
+    taken = np.float64(G[G_VERIFY] + requests)
+    least = np.int64(LEVELS)
+    while least > 0:
+        level = least - 1
+        if counts[level] > 0:
+            if sums[level] * taken < yielded * counts[level]:
+                break
+            yielded += sums[level]
+            taken += counts[level]
+        least = level
+    for i in range(n_handles):
+        if info[statuses + i] == OK:
+            probs = _float32(G[G_OUT + 1] + 4 * columns * i)
+            n = info[lengths + i]
+            while n > 0 and min(np.int64(probs[n - 1] * LEVELS), LEVELS - 1) < least:
+                n -= 1
+                scores[i] -= probs[n]
+            if n < info[lengths + i]:
+                info[lengths + i] = n
+                _window(G, handles[i])[G[G_DEPTH]] = n
+                if n == 0:
+                    scores[i] = np.float32(0.0)
 
 
 @_inner
@@ -1188,14 +1538,133 @@ def _first_bad(tokens: Any, begin: int, end: int) -> int:
 # -- the entry point: one compiled call from Python ------------------------------------------------
 
 
+@_inner
+def _fetch(
+    S: Any, B: Any, R: Any, G: Any, handles: Any, rows: Any, token_ids: int, width: int,
+    num_tokens: Any, begin: int, end: int,
+) -> None:
+    """Ask for what appending to handles[begin:end] will read, so that it need not wait for it.
+
+    Between two steps the caches are lost to the model. Appending follows links and edges, each of
+    which must be read before the next is known: a wait for every one. So here all requests of a
+    group take one such step, then all take the next, and none is waited for. Changes nothing; a
+    wrong guess costs a line.
+
+    Walks the states of the text from token to token, and behind each of them `FETCH_LINKS` links.
+    """
+    walks = _walks(G[G_SCRATCH + 6])
+    trail = _int64(G[G_SCRATCH + 7])
+    for i in range(begin, end):
+        prefetch(R, handles[i])
+    n = np.int64(0)
+    for i in range(begin, end):
+        tree = handles[i]
+        new = num_tokens[rows[i]] - R[tree, R_FED]
+        if new <= 0:
+            continue
+        tokens = token_ids + 4 * (width * rows[i] + R[tree, R_FED])
+        prefetch(_int32(tokens), np.int64(0))
+        prefetch(_window(G, tree), np.int64(0))
+        for shared in range(2):
+            if shared == 1 and R[tree, R_SEQ] < 0:
+                continue
+            v = R[tree, R_GSTATE] if shared == 1 else R[tree, R_STATE]
+            prefetch(S, v)
+            walks[n, WALK_STATE] = v
+            walks[n, WALK_TOKEN] = tokens
+            walks[n, WALK_END] = tokens + 4 * min(new, FETCH_TOKENS)
+            walks[n, WALK_SLOT] = -1
+            walks[n, WALK_ROUNDS] = FETCH_LINKS + 1
+            trail[n * FETCH_TRAIL] = v
+            trail[n * FETCH_TRAIL + 1] = tokens
+            for k in range(2, FETCH_TRAIL):
+                trail[n * FETCH_TRAIL + k] = -1
+            n += 1
+    going = n
+    while going > 0:
+        going = np.int64(0)
+        for walk in range(n):
+            if walks[walk, WALK_ROUNDS] == 0:
+                continue
+            going += 1
+            base = walk * FETCH_TRAIL
+            # along the links of the states that were reached in the rounds before
+            for k in range(base + FETCH_TRAIL - 2, base - 2, -2):
+                u = trail[k]
+                place = trail[k + 1]
+                if u >= 0:
+                    prefetch(S, S[u, DST])
+                    if S[u, BLK] >= 0 and S[u, TOK] != _int32(place)[0]:
+                        prefetch(B, _probable_slot(S, u, _int32(place)[0]))
+                    u = S[u, LINK]
+                    if u >= 0:
+                        prefetch(S, u)
+                if k + 2 < base + FETCH_TRAIL:
+                    trail[k + 2] = u
+                    trail[k + 3] = place
+            trail[base] = -1
+            # one move towards the state after the next token
+            place = walks[walk, WALK_TOKEN]
+            if place >= walks[walk, WALK_END]:
+                walks[walk, WALK_ROUNDS] -= 1
+                continue
+            token = _int32(place)[0]
+            v = walks[walk, WALK_STATE]
+            following = np.int64(-1)
+            if walks[walk, WALK_SLOT] >= 0:
+                walks[walk, WALK_SLOT] = -1
+                i = _slot(B, S[v, BLK], S[v, META] >> CLASS_SHIFT, token)
+                if i >= 0:
+                    following = B[i, 1]
+            elif S[v, TOK] == token:
+                following = S[v, DST]
+            elif S[v, BLK] >= 0:
+                walks[walk, WALK_SLOT] = 0
+                prefetch(B, _probable_slot(S, v, token))
+                continue
+            if following >= 0:
+                place += 4
+                walks[walk, WALK_TOKEN] = place
+                trail[base] = following
+                trail[base + 1] = place
+            else:
+                following = S[v, LINK]
+                if following < 0:  # a token that the tree does not know
+                    walks[walk, WALK_TOKEN] = place + 4
+                    continue
+            prefetch(S, following)
+            walks[walk, WALK_STATE] = following
+
+
+@_inner
+def _probable_slot(S: Any, v: int, token: int) -> int:
+    """The pair where the search for a token in v's block begins."""
+    block = S[v, BLK]
+    size_class = S[v, META] >> CLASS_SHIFT
+    if size_class <= SMALL:
+        return block
+    return block + 1 + (((token * 0x9E3779B1) >> 12) & ((1 << size_class) - 1))
+
+
+@_inner
+def _all_known(
+    R: Any, G: Any, handles: Any, rows: Any, begin: int, end: int, height: int
+) -> bool:
+    """Whether handles[begin:end] are requests and have rows."""
+    for i in range(begin, end):
+        tree = handles[i]
+        if tree <= 0 or tree >= G[G_TREES] or R[tree, R_ALIVE] == 0:
+            return False
+        if rows[i] < 0 or rows[i] >= height:
+            return False
+    return True
+
+
 @_entry
 def run(
-    op: int,
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, P: Any, H: Any,
-    handles: Any, rows: Any, token_ids: Any, num_tokens: Any, max_tokens: Any, begin: int,
-    factor: float, offset: float, min_prob: float, as_tree: bool,
-    out_tokens: Any, out_probs: Any, out_info: Any, out_scores: Any,
-    parents: Any, scratch: Any, scratch_probs: Any, heap_prob: Any, heap: Any,
+    op: int, header: Any, handles: Any, rows: Any, token_ids: Any, num_tokens: Any,
+    max_tokens: Any, begin: int, factor: float, offset: float, min_prob: float, as_tree: bool,
+    exact: bool | None,
 ) -> int:
     """Do one operation.
 
@@ -1211,103 +1680,198 @@ def run(
     STEP        append and draft for each of handles[begin:], from rows of token_ids
 
     START and FEED return how many tokens fitted, or -1 - position of a bad token id. STEP returns
-    the index of the first request that did not fit, or their number. The others return a status.
+    the index of the first request that did not fit, or their number; BAD_SHAPE where handles, rows
+    and max_tokens differ in number, TOO_NARROW where the results need more room. The others return a status.
 
-    Shapes: handles, rows int64 [n]; token_ids int32 [rows, width]; num_tokens int32 [rows];
-    max_tokens int32 [n]; out_tokens int32 [n, k], out_probs float32 [n, k], out_info int32 [3, n],
-    out_scores float32 [n]; parents int32 [2, m], scratch int32 [3, m], scratch_probs float32
-    [3, m + 1] with m above depth + CHUNK and k; heap_prob float32 [h], heap int32 [h, 4].
+    header int64 [HEADER_FIELDS] is G; handles, rows int64 [n]; token_ids int32 [rows, width];
+    num_tokens int32 [rows]; max_tokens int32 [n]; exact None or True. Results and scratch are where
+    the header says: tokens int32 [n, k], probs float32 [n, k], info int32 [3, n], scores float32
+    [n]; ints int32 [5, m] and probs float32 [3, m] with m above depth + CHUNK and k; the heap's
+    probs float32 [h] and entries int32 [h, 4].
     """
+    tables = G_TABLES
+    if exact is None:
+        return _run(
+            op, _int64(address_of(header)), _states(header[tables]), _pairs(header[tables + 1]),
+            None, None, _int64(address_of(handles)), _int64(address_of(rows)),
+            address_of(token_ids), np.int64(token_ids.shape[0]), np.int64(token_ids.shape[1]),
+            _int32(address_of(num_tokens)), np.int64(len(num_tokens)),
+            _int32(address_of(max_tokens)), np.int64(len(handles)), np.int64(len(rows)),
+            np.int64(len(max_tokens)), begin, factor, offset, min_prob, as_tree,
+        )  # fmt: skip
+    else:
+        states = _ordered_states(header[tables])
+        pairs = _ordered_pairs(header[tables + 1])
+        return _run(
+            op, _int64(address_of(header)), states, pairs,
+            pairs, states, _int64(address_of(handles)), _int64(address_of(rows)),
+            address_of(token_ids), np.int64(token_ids.shape[0]), np.int64(token_ids.shape[1]),
+            _int32(address_of(num_tokens)), np.int64(len(num_tokens)),
+            _int32(address_of(max_tokens)), np.int64(len(handles)), np.int64(len(rows)),
+            np.int64(len(max_tokens)), begin, factor, offset, min_prob, as_tree,
+        )  # fmt: skip
+
+
+@_inner
+def _run(
+    op: int, G: Any, S: Any, B: Any, P: Any, H: Any,
+    handles: Any, rows: Any, token_ids: int, height: int, width: int, num_tokens: Any, counts: int,
+    max_tokens: Any, n_handles: int, n_rows: int, n_limits: int, begin: int,
+    factor: float, offset: float, min_prob: float, as_tree: bool,
+) -> int:
+    """`run` on bare addresses."""
+    T = _int32(G[G_TABLES + 2])
+    C = _pairs(G[G_TABLES + 3])
+    R = _trees(G[G_TABLES + 4])
+    Q = _sequences(G[G_TABLES + 5])
     depth = G[G_DEPTH]
     f = np.float32(factor)
     o = np.float32(offset)
     limit_prob = np.float32(min_prob)
+    first = handles[0]
     if op == INIT:
         _new_tree(S, B, C, R, G, np.int64(0))
-        return OK
+        return np.int64(OK)
     if op == EVICT:
-        left = Q[handles[0], Q_LEN]
+        left = Q[first, Q_LEN]
         if P is not None:
-            return _evict(S, B, T, C, R, Q, G, P, H, handles[0])
-        while left > 0 and rows[0] > 0:
+            return _evict(S, B, T, C, R, Q, G, P, H, first)
+        most = rows[0]
+        while left > 0 and most > 0:
+            ints = G[G_SCRATCH]
             left = _evict_end(
-                S, B, T, C, R, Q, G, P, H, handles[0], scratch[0], scratch[1]
+                S, B, T, C, R, Q, G, P, H, first, _int32(ints), _int32(ints + 4 * G[G_SCRATCH + 4])
             )
-            rows[0] -= CHUNK
+            most -= CHUNK
         return left
     if op == STOP:
-        _free_tree(S, C, R, G, handles[0])
-        return OK
-    if op in (START, FEED):
-        tree = handles[0]
-        end = np.int64(token_ids.shape[1])
-        bad = _first_bad(token_ids[0], begin, end)
+        _free_tree(S, C, R, G, first)
+        return np.int64(OK)
+    if op == START or op == FEED:
+        tokens = _int32(token_ids)
+        bad = _first_bad(tokens, begin, width)
         if bad >= 0:
             return -1 - bad
         response = op == FEED and rows[0] > 0
         own = op == START or rows[0] < 2
+        window = _window(G, first)
+        if P is None:
+            if response and own:
+                _learn(window, G, tokens, begin, width)
         if op == START:
-            _new_tree(S, B, C, R, G, tree)
+            _new_tree(S, B, C, R, G, first)
             seq = rows[0]
-            R[tree, R_SEQ] = seq
+            R[first, R_SEQ] = seq
             if seq >= 0:
                 Q[seq, Q_LEN] = 0
-        return _feed(S, B, T, C, R, Q, W, G, P, H, tree, token_ids[0], begin, end, own, response)
+        return _feed(
+            S, B, T, C, R, Q, window, G, P, H, first, tokens, begin, width, own, response
+        )
 
-    for i in range(begin, len(handles)):
-        out_info[OUT_LENGTH, i] = 0
-        out_info[OUT_MATCH, i] = 0
-        out_scores[i] = 0.0
+    if n_rows != n_handles or n_limits < n_handles:
+        return np.int64(BAD_SHAPE)
+    if op == STEP:
+        if n_handles > G[G_OUT + 5]:
+            return np.int64(TOO_NARROW)
+        for i in range(n_handles):
+            if max_tokens[i] > G[G_WIDEST]:
+                return np.int64(TOO_NARROW)
+    columns = G[G_OUT + 4]
+    n_out = G[G_OUT + 5]
+    info = _int32(G[G_OUT + 2])
+    scores = _float32(G[G_OUT + 3])
+    fetched = begin
+    for i in range(begin, n_handles):
+        if op == STEP and i == fetched:
+            fetched = min(i + FETCH_GROUP, n_handles)
+            if _all_known(R, G, handles, rows, i, fetched, min(counts, height)):
+                _fetch(
+                    S, B, R, G, handles, rows, token_ids, width, num_tokens, i, fetched
+                )
+        info[OUT_LENGTH * n_out + i] = 0
+        info[OUT_MATCH * n_out + i] = 0
+        scores[i] = np.float32(0.0)
         tree = handles[i]
         row = rows[i]
-        known = np.int64(0)
-        at_end = True
-        context = W[0]
-        if tree <= 0 or tree >= len(R) or R[tree, R_ALIVE] == 0:
-            out_info[OUT_STATUS, i] = BAD_HANDLE
+        if tree <= 0 or tree >= G[G_TREES] or R[tree, R_ALIVE] == 0:
+            info[OUT_STATUS * n_out + i] = BAD_HANDLE
             continue
+        window = _window(G, tree)
+        context = window
+        at_end = True
         if op == STEP:
-            if row < 0 or row >= min(len(num_tokens), len(token_ids)):
-                out_info[OUT_STATUS, i] = BAD_HANDLE
+            if row < 0 or row >= min(counts, height):
+                info[OUT_STATUS * n_out + i] = BAD_HANDLE
                 continue
-            n = np.int64(num_tokens[row])
+            tokens = _int32(token_ids + 4 * width * row)
+            n = num_tokens[row]
             fed = R[tree, R_FED]
-            status = MISMATCH if n < fed or n > token_ids.shape[1] else OK
+            status = np.int64(MISMATCH if n < fed or n > width else OK)
             k = max(fed - depth, 0)
             while k < fed and status == OK:
-                if token_ids[row, k] != W[tree, depth - fed + k]:
-                    status = MISMATCH
+                if tokens[k] != window[depth - fed + k]:
+                    status = np.int64(MISMATCH)
                 k += 1
             if status == OK and n > fed:
-                if _first_bad(token_ids[row], fed, n) >= 0:
-                    status = BAD_TOKEN
-                elif n - fed > _feed(
-                    S, B, T, C, R, Q, W, G, P, H,
-                    tree, token_ids[row], fed, n, op == STEP, op == STEP,
-                ):  # fmt: skip
+                if _first_bad(tokens, fed, n) >= 0:
+                    status = np.int64(BAD_TOKEN)
+                elif P is None:
+                    _learn(window, G, tokens, fed, n)
+                if status == OK and n - fed > _feed(
+                    S, B, T, C, R, Q, window, G, P, H, tree, tokens, fed, n, True, True
+                ):
                     return i
-            out_info[OUT_STATUS, i] = status
+            info[OUT_STATUS * n_out + i] = status
             if status != OK:
                 continue
         known = min(R[tree, R_FED], depth)
-        context = W[tree]
         if op == SPECULATE and row >= 0:
             at_end = known == row
             known = min(row, depth)
-            context = token_ids[0]
+            context = _int32(token_ids)
             for k in range(depth - known, depth):
-                if context[k] != W[tree, k]:
+                if context[k] != window[k]:
                     at_end = False
-        most = np.int64(min(max_tokens[i], out_tokens.shape[1]))
+        most = min(max_tokens[i], columns)
+        if P is None:
+            if at_end:
+                window[depth] = 0
         if most > 0 or op == SPECULATE:
-            length, score, match = _draft(
-                S, B, R, W, G, P, H, tree, context, known, at_end,
-                most, f, o, limit_prob, as_tree,
-                out_tokens[i], out_probs[i], parents, scratch, scratch_probs, heap_prob, heap,
-            )
+            out_tokens = _int32(G[G_OUT] + 4 * columns * i)
+            out_probs = _float32(G[G_OUT + 1] + 4 * columns * i)
+            length = np.int64(0)
+            match = np.int64(0)
+            if P is None:
+                length, weighed_score, match = _draft_weighed(
+                    S, B, R, window, G, tree, context, known, at_end, most, f, o, limit_prob,
+                    out_tokens, out_probs,
+                )
+                scores[i] = np.float32(weighed_score)
+            if P is not None:
+                length, score, match = _draft(
+                    S, B, R, G, P, H, tree, context, known, at_end, most, f, o, limit_prob,
+                    as_tree, out_tokens, out_probs,
+                )
+                scores[i] = score
             if length < 0:
                 return -1 - i
-            out_info[OUT_LENGTH, i] = length
-            out_info[OUT_MATCH, i] = match
-            out_scores[i] = score
-    return len(handles)
+            info[OUT_LENGTH * n_out + i] = length
+            info[OUT_MATCH * n_out + i] = match
+    if op == STEP and G[G_VERIFY] > 0:
+        _fit_to_load(G, handles, n_handles)
+    return n_handles
+
+
+def prepare(exact: bool) -> None:
+    """Compile `run` for a mode, or load it from the cache, and refuse arguments of other types."""
+    vector = types.int64[::1]
+    small = types.int32[::1]
+    signature = (
+        types.int64, vector, vector, vector, types.int32[:, ::1], small, small, types.int64,
+        types.float64, types.float64, types.float64, types.boolean,
+        types.boolean if exact else types.none,
+    )  # fmt: skip
+    if signature not in run.signatures:
+        run.disable_compile(False)
+        run.compile(signature)
+        run.disable_compile(True)

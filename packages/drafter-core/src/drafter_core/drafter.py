@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Hashable, KeysView, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,6 +46,7 @@ MAX_DEPTH = 4096
 _MAX_REQUESTS = 1 << 20
 _MAX_SEQUENCES = 1 << 26
 _HEAP = 1024
+_MOST_VERIFY_TOKENS = 1 << 30
 _HUGE = 1e6
 _LONGEST = 1 << 16
 _PROMPT, _RESPONSE, _GLOBAL_ONLY = 0, 1, 2
@@ -139,6 +139,9 @@ class SuffixDrafter:
         exact: draft exactly what arctic-inference 0.3.0 drafts: among successors that occur equally
             often in the order that their history gave them there, and never on a match as long as
             the whole context. Slower, and larger by 40 %.
+        verify_tokens: how many tokens in a forward pass take as long as the pass itself. A step
+            then drafts no more than pays, fewer for each request the more requests there are; see
+            docs/load.md. None: what is drafted for a request does not depend on the others.
 
     Not thread-safe: one drafter belongs to one thread.
     """
@@ -149,6 +152,7 @@ class SuffixDrafter:
         max_cached_requests: int = 10_000,
         *,
         exact: bool = False,
+        verify_tokens: int | None = None,
     ) -> None:
         if not 1 <= max_depth <= MAX_DEPTH:
             raise BadSetting(f"max_depth is 1 to {MAX_DEPTH}, not {max_depth!r}")
@@ -157,9 +161,18 @@ class SuffixDrafter:
                 f"max_cached_requests is -1 (no limit), 0 (no global tree) or a number of "
                 f"responses, not {max_cached_requests!r}"
             )
+        if verify_tokens is not None and not 1 <= verify_tokens <= _MOST_VERIFY_TOKENS:
+            raise BadSetting(
+                f"verify_tokens is 1 to {_MOST_VERIFY_TOKENS}, or None (drafts do not depend on "
+                f"the load), not {verify_tokens!r}"
+            )
+        if verify_tokens is not None and exact:
+            raise BadSetting("verify_tokens needs calibrated drafts, which exact=True has not")
         self._max_depth = max_depth
         self._max_cached = max_cached_requests
         self._exact = exact
+        self._verify_tokens = verify_tokens
+        self._row_width = max_depth if exact else max_depth + 1 + 2 * k.LEARNED
         self._handles: dict[Hashable, int] = {}
         self._sequences: dict[Hashable, int] = {}
         self._free_handles: list[int] = []
@@ -178,23 +191,26 @@ class SuffixDrafter:
         pairs = min(memory // 8, _MAX_ROWS)
         tokens = min(memory // 4, _MAX_ROWS) // k.CHUNK * k.CHUNK
         ordered = 1 if self._exact else 0
-        header = np.zeros(k.HEADER_FIELDS, np.int64)
+        header = np.zeros(k.HEADER_FIELDS + 2 * k.CELLS * (not self._exact), np.int64)
         extra = 2 * ordered  # columns for the order of siblings
         self._tables = _Tables(
-            ordered=self._exact,
             states=reserve(states, k.STATE_FIELDS + extra, np.int32),
             blocks=reserve(pairs, 2 + extra, np.int32),
             texts=reserve(tokens, 0, np.int32),
             chunks=reserve(max(states, tokens) // k.CHUNK, 2, np.int32),
             trees=reserve(_MAX_REQUESTS, k.TREE_FIELDS, np.int64),
             sequences=reserve(_MAX_SEQUENCES, k.SEQ_FIELDS, np.int64),
-            windows=reserve(_MAX_REQUESTS, depth, np.int32),
+            windows=reserve(_MAX_REQUESTS, self._row_width, np.int32),
             header=header,
         )
         header[k.G_DEPTH] = depth
         header[k.G_EXACT] = ordered
+        header[[k.G_DRAFTED, k.G_ACCEPTED]] = k.MEMORY // 4, k.MEMORY // 8
+        header[k.G_VERIFY] = self._verify_tokens or 0
         header[[k.G_SFREE, k.G_STATEFREE, k.G_TFREE]] = -1
         header[k.G_BFREE : k.G_BFREE + 32] = -1
+        self._header = header
+        self._mode = True if self._exact else None
         self._measure()
         self._one = np.zeros(1, np.int64)
         self._other = np.zeros(1, np.int64)
@@ -203,10 +219,14 @@ class SuffixDrafter:
         self._no_tokens = np.zeros((1, 0), np.int32)
         self._context = np.zeros((1, depth), np.int32)
         self._row = _Output(1, 0)
-        self._batch = _Output(0, 0)
-        self._constant = np.zeros(0, np.int32)
-        self._scratch = _Scratch(depth + k.CHUNK + 1, 0)
-        self._tree_scratch = _Scratch(depth + k.CHUNK + 1, _HEAP)
+        self._batch = self._output = _Output(0, 0)
+        self._write_to(self._row)
+        self._limits, self._limit = np.zeros(0, np.int32), 0
+        self._slope = (0.0, 0.0)
+        header[k.G_WIDEST] = -1
+        self._scratch = _Scratch(0, 0)
+        self._use_scratch(_Scratch(depth + k.CHUNK + 1, _HEAP if self._exact else 0))
+        k.prepare(self._exact)
         self._run(k.INIT, 0, 0)
 
     # -- settings and views
@@ -252,7 +272,7 @@ class SuffixDrafter:
                 + g[k.G_BNEXT] * (8 + 8 * self._exact)
                 + g[k.G_TCHUNKS] * k.CHUNK * 4
                 + max(g[k.G_SCHUNKS], g[k.G_TCHUNKS]) * 8
-                + self._next_handle * (k.TREE_FIELDS * 8 + self._max_depth * 4)
+                + self._next_handle * (k.TREE_FIELDS * 8 + self._row_width * 4)
                 + self._next_sequence * k.SEQ_FIELDS * 8
             ),
             evicted_responses=self._evicted,
@@ -391,6 +411,19 @@ class SuffixDrafter:
         """
         self._evict(request_id, _EVERYTHING)
 
+    def cached_response(self, request_id: Hashable) -> NDArray[np.int32]:
+        """The tokens that the cache holds of a response, int32 [n]: a copy.
+
+        In default mode the end of its prompt, up to `max_depth` tokens, comes first.
+
+        Raises:
+            UnknownRequest: there is no cached response of this id.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            raise UnknownRequest(request_id, "cached")
+        return self._text(sequence)
+
     # -- snapshots
 
     def save(self, path: str | os.PathLike[str]) -> int:
@@ -486,56 +519,89 @@ class SuffixDrafter:
             self._evict_some(_EVICTED_PER_CALL)
         n = len(handles)
         if isinstance(max_tokens, np.ndarray):
-            limits = _as(max_tokens, np.int32)
-            width = int(limits.max()) if n else 0
+            limits = max_tokens
         else:
-            width = max_tokens
-            if len(self._constant) != n or (n and self._constant[0] != width):
-                self._constant = np.full(n, width, np.int32)
-            limits = self._constant
-        width = max(min(width, self._longest(max_spec_factor, max_spec_offset)), 0)
-        if len(rows) != n or len(limits) != n:
-            raise BadSetting(
-                f"handles, rows and max_tokens belong together, but hold {n}, {len(rows)} and "
-                f"{len(limits)} entries"
-            )
-        if self._batch.shape != (n, width):
-            self._batch = _Output(n, width)
-        done = 0
-        out = self._batch
-        scratch = self._room_to_draft(width, False)
+            if len(self._limits) != n or self._limit != max_tokens:
+                self._limits = np.full(n, min(max(max_tokens, 0), _LONGEST), np.int32)
+                self._limit = max_tokens
+            limits = self._limits
+        if self._slope != (max_spec_factor, max_spec_offset):
+            self._slope = (max_spec_factor, max_spec_offset)
+            self._header[k.G_WIDEST] = -1
+        if self._output is not self._batch:
+            self._write_to(self._batch)
+        factor, offset = float(_bounded(max_spec_factor)), float(_bounded(max_spec_offset))
+        done, converted = 0, False
         while True:
-            done = k.run(
-                k.STEP, *self._tables.all, _as(handles, np.int64), _as(rows, np.int64),
-                _as(token_ids, np.int32), _as(num_tokens, np.int32), limits, done,
-                _bounded(max_spec_factor), _bounded(max_spec_offset), min_token_prob, False,
-                *out.all, *scratch.all,
-            )  # fmt: skip
+            try:
+                done = k.run(
+                    k.STEP, self._header, handles, rows, token_ids, num_tokens, limits, done,
+                    factor, offset, float(min_token_prob), False, self._mode,
+                )  # fmt: skip
+            except TypeError:  # arrays of other types than those the kernel is compiled for
+                if converted:
+                    raise
+                handles, rows = _as(handles, np.int64), _as(rows, np.int64)
+                token_ids, num_tokens = _as(token_ids, np.int32), _as(num_tokens, np.int32)
+                limits = _as(limits, np.int32)
+                converted = True
+                continue
             if done == n:
-                if budget is not None:
-                    _spend(out.batch, budget)
-                return out.batch
+                break
+            if done == k.TOO_NARROW:
+                done = 0
+                widest = int(limits.max(initial=0))
+                self._widen(n, self._width(widest, max_spec_factor, max_spec_offset), widest)
+                continue
+            if done == k.BAD_SHAPE:
+                raise BadSetting(
+                    f"handles, rows and max_tokens belong together, but hold {n}, "
+                    f"{len(rows)} and {len(limits)} entries"
+                )
             self._grow()
+        batch = self._batch.batch(n)
+        if budget is not None:
+            _spend(batch, budget)
+            self._note_lengths(handles, batch)
+        return batch
+
+    def _note_lengths(self, handles: NDArray[np.int64], batch: BatchDraft) -> None:
+        """Keep how long the drafts of a step are now, for the calibration."""
+        if not self._exact:
+            served = batch.status == 0
+            self._tables.windows[handles[served], self._max_depth] = batch.lengths[served]
+
+    def _widen(self, n: int, width: int, widest: int) -> None:
+        """Make room for the drafts of n requests, of up to `width` tokens.
+
+        That is enough for every `max_tokens` up to `widest`.
+        """
+        rows, columns = self._batch.shape
+        if n > rows or width > columns:
+            self._batch = _Output(max(n, rows), max(width, columns))
+        self._write_to(self._batch)
+        self._header[k.G_WIDEST] = widest
+        if self._scratch.width <= width:
+            self._use_scratch(_Scratch(width + 1, self._scratch.heap))
 
     # -- inner workings
 
-    def _longest(self, factor: float, offset: float) -> int:
+    def _width(self, max_tokens: int, factor: float, offset: float) -> int:
         """No draft is longer than this."""
         longest = self._max_depth * max(_bounded(factor), 0.0) + _bounded(offset)
         if not longest < _LONGEST:  # also where it is no number
-            return _LONGEST
-        return max(int(longest) + 1, 0)
+            return max(min(max_tokens, _LONGEST), 0)
+        beyond = 0 if self._exact else k.LEARNED
+        return max(min(max_tokens, int(longest) + 1 + beyond), 0)
 
-    def _room_to_draft(self, width: int, as_tree: bool) -> _Scratch:
-        """Scratch arrays for drafts of up to `width` tokens."""
-        scratch = self._tree_scratch if as_tree else self._scratch
-        if scratch.width <= width:
-            scratch = _Scratch(width + 1, scratch.heap)
-            if as_tree:
-                self._tree_scratch = scratch
-            else:
-                self._scratch = scratch
-        return scratch
+    def _write_to(self, output: _Output) -> None:
+        """Tell the kernels where results go."""
+        self._header[k.G_OUT : k.G_OUT + len(output.places)] = output.places
+        self._output = output
+
+    def _use_scratch(self, scratch: _Scratch) -> None:
+        self._header[k.G_SCRATCH : k.G_SCRATCH + len(scratch.places)] = scratch.places
+        self._scratch = scratch
 
     def _evict(self, request_id: Hashable, at_once: int) -> None:
         """Evict a response; of a longer one than `at_once`, the rest in the calls that follow."""
@@ -579,10 +645,9 @@ class SuffixDrafter:
         self._one[0] = first
         self._other[0] = second
         result: int = k.run(
-            op, *self._tables.all, self._one, self._other,
+            op, self._header, self._one, self._other,
             self._no_tokens if tokens is None else tokens.reshape(1, -1),
-            self._no_rows, self._most, begin, 0.0, 0.0, 0.0, False,
-            *self._row.all, *self._scratch.all,
+            self._no_rows, self._most, begin, 0.0, 0.0, 0.0, False, self._mode,
         )  # fmt: skip
         return result
 
@@ -604,32 +669,35 @@ class SuffixDrafter:
 
         context int32 [1, max_depth] holds its last `known` tokens at the end of the row.
         """
-        width = max(min(max_tokens, self._longest(factor, offset)), 0)
+        width = self._width(max_tokens, factor, offset)
         if self._row.shape[1] < width:
             self._row = _Output(1, width)
-        scratch = self._room_to_draft(width, as_tree)
+        if self._scratch.width <= width:
+            self._use_scratch(_Scratch(width + 1, self._scratch.heap))
+        if self._output is not self._row:
+            self._write_to(self._row)
         self._one[0] = handle
         self._other[0] = known
         self._most[0] = width
         if not self._exact:
             factor, offset = _bounded(factor), _bounded(offset)
+        factor, offset, min_prob = float(factor), float(offset), float(min_prob)
         while True:
-            row = self._row
             done = k.run(
-                k.SPECULATE, *self._tables.all, self._one, self._other, context,
-                self._no_rows, self._most, 0, factor, offset, min_prob, as_tree,
-                *row.all, *scratch.all,
+                k.SPECULATE, self._header, self._one, self._other, context,
+                self._no_rows, self._most, 0, factor, offset, min_prob, as_tree, self._mode,
             )  # fmt: skip
             if done == 1:
                 break
-            scratch = self._tree_scratch = _Scratch(scratch.width, 4 * scratch.heap)
+            self._use_scratch(_Scratch(self._scratch.width, 4 * self._scratch.heap))
+        row = self._row
         length = int(row.info[k.OUT_LENGTH, 0])
         return TreeDraft(
             Draft(
                 row.tokens[0, :length].tolist(), row.probs[0, :length].tolist(),
                 float(row.scores[0]), int(row.info[k.OUT_MATCH, 0]),
             ),
-            scratch.parents[0, :length].tolist(),
+            self._scratch.parents[:length].tolist(),
         )  # fmt: skip
 
     def _take_handle(self) -> int:
@@ -653,6 +721,9 @@ class SuffixDrafter:
     def _measure(self) -> None:
         """Tell the kernels how large the tables are."""
         tables = self._tables
+        tables.header[k.G_TREES] = min(len(tables.trees), len(tables.windows))
+        tables.header[k.G_WIDTH] = self._row_width
+        tables.header[k.G_TABLES : k.G_TABLES + 7] = [table.ctypes.data for table in tables.all]
         tables.header[k.G_SCAP] = min(len(tables.states), len(tables.chunks) * k.CHUNK)
         tables.header[k.G_BCAP] = len(tables.blocks)
         tables.header[k.G_TCAP] = min(len(tables.texts), len(tables.chunks) * k.CHUNK)
@@ -687,7 +758,7 @@ def warm_up(*, exact: bool = False) -> None:
 
 @dataclass(frozen=True)
 class _Tables:
-    """The arrays of `_kernels`, in the order in which they are passed."""
+    """The arrays of `_kernels`."""
 
     states: NDArray[np.int32]
     blocks: NDArray[np.int32]
@@ -697,16 +768,14 @@ class _Tables:
     sequences: NDArray[np.int64]
     windows: NDArray[np.int32]
     header: NDArray[np.int64]
-    ordered: bool
 
-    @cached_property
-    def all(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
-        """The arrays as arguments."""
-        return (
+    @property
+    def all(self) -> list[NDArray[Any]]:
+        """The tables whose addresses the header holds, in its order."""
+        return [
             self.states, self.blocks, self.texts, self.chunks, self.trees, self.sequences,
-            self.windows, self.header,
-            self.blocks if self.ordered else None, self.states if self.ordered else None,
-        )  # fmt: skip
+            self.windows,
+        ]  # fmt: skip
 
     def growing(self) -> list[str]:
         """The names of the tables that may double."""
@@ -715,7 +784,7 @@ class _Tables:
 
 
 class _Output:
-    """Where the kernels write drafts; reused while the shape stays."""
+    """Where the kernels write drafts; reused while n requests and their drafts fit."""
 
     def __init__(self, n: int, width: int) -> None:
         self.shape = (n, width)
@@ -723,11 +792,20 @@ class _Output:
         self.probs = np.zeros((n, width), np.float32)
         self.info = np.zeros((k.OUT_ROWS, n), np.int32)
         self.scores = np.zeros(n, np.float32)
-        self.all = (self.tokens, self.probs, self.info, self.scores)
-        self.batch = BatchDraft(
-            self.tokens, self.probs, self.info[k.OUT_LENGTH], self.info[k.OUT_MATCH], self.scores,
-            self.info[k.OUT_STATUS],
-        )  # fmt: skip
+        arrays = (self.tokens, self.probs, self.info, self.scores)
+        self.places = [*(array.ctypes.data for array in arrays), width, n]
+        self._batches: dict[int, BatchDraft] = {}
+
+    def batch(self, n: int) -> BatchDraft:
+        """The first n rows."""
+        batch = self._batches.get(n)
+        if batch is None:
+            info = self.info[:, :n]
+            batch = self._batches[n] = BatchDraft(
+                self.tokens[:n], self.probs[:n], info[k.OUT_LENGTH], info[k.OUT_MATCH],
+                self.scores[:n], info[k.OUT_STATUS],
+            )  # fmt: skip
+        return batch
 
 
 class _Scratch:
@@ -736,12 +814,18 @@ class _Scratch:
     def __init__(self, width: int, heap: int) -> None:
         self.width = width
         self.heap = heap
-        self.parents = np.zeros((2, width), np.int32)
-        self.all = (
-            self.parents, np.zeros((3, width), np.int32), np.zeros((3, width + 1), np.float32),
-            np.zeros(heap, np.float32) if heap else None,
-            np.zeros((heap, 4), np.int32) if heap else None,
+        self._ints = np.zeros((k.SCRATCH_INTS, width), np.int32)
+        self.parents = self._ints[k.PARENTS]
+        self._arrays = (
+            self._ints, np.zeros((k.SCRATCH_PROBS, width), np.float32),
+            np.zeros(heap, np.float32), np.zeros((heap, k.HEAP_FIELDS), np.int32),
         )  # fmt: skip
+        self._walks = np.zeros((2 * k.FETCH_GROUP, k.WALK_FIELDS + k.FETCH_TRAIL), np.int64)
+        walks = self._walks.ctypes.data
+        self.places = [
+            *(array.ctypes.data for array in self._arrays), width, heap,
+            walks, walks + 2 * k.FETCH_GROUP * k.WALK_FIELDS * 8,
+        ]  # fmt: skip
 
 
 def _spend(batch: BatchDraft, budget: int) -> None:
