@@ -24,8 +24,8 @@ Arrays
     W      int32 [trees, w]      the last `depth` tokens that each request was given, right-aligned;
                                  in default mode then its last draft: how long it is, its tokens,
                                  and the cells of the calibration that they were judged by
-    G      int64 [g]             sizes, free lists, counters, addresses; in default mode then the calibration:
-                                 a pair (tried, right) per cell
+    G      int64 [g]             sizes, free lists, counters, addresses; in default mode then the
+                                 calibration: a pair (tried, right) per cell
     P, H                         B and S in exact mode, where they have two columns more; or None
 
 G is the only table that is passed from Python; the others are made of their addresses in it, as
@@ -82,7 +82,7 @@ G_WIDEST = 18  # the results have room for drafts of max_tokens up to this
 G_BFREE = 32  # 32 free lists of blocks, one per size class
 G_TABLES = 64  # addresses of S, B, T, C, R, Q, W
 G_OUT = 72  # addresses of the results: tokens, probs, info, scores; then columns and rows
-G_SCRATCH = 80  # addresses of ints, probs, heap probs, heap; columns, size of the heap; walks, trail
+G_SCRATCH = 80  # addresses of ints, probs, heap probs, heap; columns, heap size; walks, trail
 HEADER_FIELDS = 96
 
 # what a drafted token is judged by: tree, match length, occurrences, share of them, place in draft
@@ -1681,7 +1681,8 @@ def run(
 
     START and FEED return how many tokens fitted, or -1 - position of a bad token id. STEP returns
     the index of the first request that did not fit, or their number; BAD_SHAPE where handles, rows
-    and max_tokens differ in number, TOO_NARROW where the results need more room. The others return a status.
+    and max_tokens differ in number, TOO_NARROW where the results need more room.
+    The others return a status.
 
     header int64 [HEADER_FIELDS] is G; handles, rows int64 [n]; token_ids int32 [rows, width];
     num_tokens int32 [rows]; max_tokens int32 [n]; exact None or True. Results and scratch are where
@@ -1747,7 +1748,7 @@ def _run(
     if op == STOP:
         _free_tree(S, C, R, G, first)
         return np.int64(OK)
-    if op == START or op == FEED:
+    if op in (START, FEED):
         tokens = _int32(token_ids)
         bad = _first_bad(tokens, begin, width)
         if bad >= 0:
@@ -1871,7 +1872,8 @@ def prepare(exact: bool) -> None:
         types.float64, types.float64, types.float64, types.boolean,
         types.boolean if exact else types.none,
     )  # fmt: skip
-    if signature not in run.signatures:
-        run.disable_compile(False)
-        run.compile(signature)
-        run.disable_compile(True)
+    kernel: Any = run
+    if signature not in kernel.signatures:
+        kernel.disable_compile(False)
+        kernel.compile(signature)
+        kernel.disable_compile(True)

@@ -22,10 +22,13 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import cgutils
+from numba.core import types as numba_types
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
+
+types: Any = numba_types
 
 __all__ = ["address_of", "maker", "prefetch"]
 
@@ -33,13 +36,13 @@ __all__ = ["address_of", "maker", "prefetch"]
 class Rows(types.Type):
     """A pointer to rows of `fields` numbers each; with one field, to a plain vector."""
 
-    def __init__(self, item: types.Number, fields: int) -> None:
+    def __init__(self, item: Any, fields: int) -> None:
         self.item = item
         self.fields = fields
         super().__init__(name=f"Rows({item}, {fields})")
 
     @property
-    def value(self) -> types.Number:
+    def value(self) -> Any:
         """What an element is read as."""
         return types.int64 if isinstance(self.item, types.Integer) else self.item
 
@@ -108,7 +111,7 @@ for _kind in (types.BaseTuple, types.Integer):
     lower_builtin(operator.setitem, Rows, _kind, types.Any)(_write)
 
 
-def maker(item: types.Number, fields: int) -> Callable[[int], Any]:
+def maker(item: Any, fields: int) -> Callable[[int], Any]:
     """The function that makes such rows of an address (int64), for use in kernels."""
     rows = Rows(item, fields)
 
