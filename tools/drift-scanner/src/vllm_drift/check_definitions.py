@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from drafter_compat.surface import (
     Attributes,
@@ -22,7 +22,7 @@ from vllm_drift import normal
 from vllm_drift.collect import NotParsed, parse_signature
 from vllm_drift.facts import Assignment, Call, Class, Function, Signature
 from vllm_drift.findings import Location, Severity, Verdict
-from vllm_drift.infer_by_use import judge_class_by_use, judge_function_by_use
+from vllm_drift.infer_by_use import judge_class_by_use, judge_factory_by_use, judge_function_by_use
 from vllm_drift.judging import (
     Context,
     Outcome,
@@ -107,15 +107,32 @@ def _declared_changes(text: str, found: Signature) -> list[Change]:
 def compare_function(symbol: FunctionShape, context: Context) -> list[Outcome]:
     """Hold a function of two releases against each other."""
     assert context.old is not None
+    by_use: list[Outcome] = []
+    if symbol.calls or symbol.replacement is not None:
+        by_use = judge_function_by_use(symbol, context.old.tree, context.new.tree)
     outcomes = _compare_one_function(
-        symbol.module, symbol.name, context, patched=is_patched(symbol), symbol=symbol
+        symbol.module,
+        symbol.name,
+        context,
+        patched=is_patched(symbol),
+        symbol=symbol,
+        by_use=[o for o in by_use if not o.preexisting],
     )
-    return outcomes
+    return [*outcomes, *(o for o in by_use if o.preexisting)]
 
 
 def _compare_one_function(
-    module: str, name: str, context: Context, *, patched: bool, symbol: FunctionShape | None = None
+    module: str,
+    name: str,
+    context: Context,
+    *,
+    patched: bool,
+    symbol: FunctionShape | None = None,
+    by_use: Sequence[Outcome] = (),
 ) -> list[Outcome]:
+    """Hold a function of two releases against each other; `by_use` says what its change means for
+    the plugin's calls and replacement.
+    """
     old, new = context.old, context.new
     assert old is not None
     target = f"{module}:{name}"
@@ -130,7 +147,8 @@ def _compare_one_function(
     (old_model, old_function), (new_model, new_function) = before, after
     was = Location(old_model.path, old_function.line)
     now = Location(new_model.path, new_function.line)
-    if old.same_text(new, module, name):
+    sometimes = _now_sometimes(context, module, name)
+    if not by_use and not sometimes and old.same_text(new, module, name):
         return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", was, now, target=target)]
     outcomes: list[Outcome] = []
     if symbol is not None and _shim(symbol, old) is None:
@@ -143,9 +161,9 @@ def _compare_one_function(
             f for f in new_model.functions(new_function.qualname) if f.condition != "type-checking"
         ]
         changes += _now_conditional(len(runtime))
+    changes += sometimes
     if symbol is not None and (symbol.calls or symbol.replacement is not None):
-        if changes:
-            outcomes += judge_function_by_use(symbol, old.tree, new.tree)
+        outcomes += by_use
         changes = [c for c in changes if c.kind not in _BINDING and _matters(c, symbol)]
         added: set[str] = set()
     else:
@@ -230,6 +248,15 @@ def _now_conditional(definitions: int) -> list[Change]:
     return [Change(words, Severity.WARNING, kind="condition")]
 
 
+def _now_sometimes(context: Context, module: str, name: str) -> list[Change]:
+    """What was imported always, where the plugin finds it, and now is under a condition only."""
+    assert context.old is not None
+    if not context.new.only_sometimes(module, name) or context.old.only_sometimes(module, name):
+        return []
+    words = f"{module} imports it only under a condition now, and may lack it at run time"
+    return [Change(words, Severity.WARNING, kind="condition")]
+
+
 _BINDING = frozenset({"added", "removed", "renamed", "reordered", "required", "optional"})
 """Kinds of changes that binding the known calls judges better than the shape alone."""
 
@@ -248,6 +275,15 @@ def _no_function(module: str, name: str, view: View, old: View | None) -> Outcom
     target = f"{module}:{name}"
     if found.found:
         was = old.resolve(module, name).location if old is not None else None
+        if found.kind == "assignment" and not _is_literal(view, found):
+            return Outcome(
+                Verdict.CANNOT_TELL,
+                f"{target} is a value that is made at run time in {view.label}: whether it can be "
+                f"called as the function could does not show",
+                was,
+                found.location,
+                target=target,
+            )
         return Outcome(
             Verdict.CHANGED_SHAPE,
             f"{target} is no function but {_a(found.kind)} in {view.label}",
@@ -256,6 +292,14 @@ def _no_function(module: str, name: str, view: View, old: View | None) -> Outcom
             target=target,
         )
     return lost(view, old, module, name, kind="function")
+
+
+def _is_literal(view: View, found: Resolution) -> bool:
+    """Whether a name is given a constant, a collection of constants or a type of them."""
+    model = view.model(found.module)
+    facts = [b.fact for b in model.bindings(found.qualname)] if model is not None else []
+    values = [f.value for f in facts if isinstance(f, Assignment)]
+    return bool(values) and normal.literal_values(values[-1]) is not None
 
 
 def _a(kind: str) -> str:
@@ -571,12 +615,19 @@ def compare_class(symbol: ClassShape, context: Context) -> list[Outcome]:
         assert after is not None
         return [_appeared(target, Location(after[0].path, after[1].line), old.label)]
     if after is None:
-        return [_no_class(symbol.module, symbol.name, new, old)]
+        plugin = context.plugin
+        made = (
+            judge_factory_by_use(symbol, old.tree, new.tree, plugin.tree)
+            if plugin is not None
+            else []
+        )
+        return made or [_no_class(symbol.module, symbol.name, new, old)]
     (old_model, old_cls), (new_model, new_cls) = before, after
     was, now = Location(old_model.path, old_cls.line), Location(new_model.path, new_cls.line)
     changes = [
         *_base_changes(old_cls, new_cls, declared=symbol.bases is not None),
         *_field_changes(symbol, context, before, after),
+        *_now_sometimes(context, symbol.module, symbol.name),
     ]
     if not old_cls.condition and new_cls.condition == "conditional":
         changes += _now_conditional(

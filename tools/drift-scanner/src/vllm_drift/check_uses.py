@@ -6,6 +6,7 @@ This is what a check of names alone misses. Each checker has two functions, as i
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from vllm_drift import normal
 from vllm_drift.collect import NotParsed, parse_signature
 from vllm_drift.facts import AttributeUse, Call, Function, Import
 from vllm_drift.findings import Location, Severity, Verdict
+from vllm_drift.infer_by_use import texts_put_for
 from vllm_drift.judging import Context, Outcome, View, body_outcome, lost, of_changes
 from vllm_drift.model import Binding, ModuleModel
 from vllm_drift.resolve import preferred
@@ -1256,14 +1258,39 @@ def compare_anchor(symbol: Anchor, context: Context) -> list[Outcome]:
             return []
         return [_appeared(place, Location(after[1].path, after[0][0]), old)]
     was = Location(before[1].path, before[0][0])
+    # Beside what became of the anchor: a plugin whose replacement does not take may refuse to run.
+    upstreamed = _upstreamed_anchor(symbol, context, place, was)
     if after is None:
-        return [lost(new, old, symbol.module, symbol.function or "", kind="function")]
+        gone = lost(new, old, symbol.module, symbol.function or "", kind="function")
+        return [gone, *upstreamed]
     if len(after[0]) == 1:
         now = Location(after[1].path, after[0][0])
-        return [
-            Outcome(Verdict.UNCHANGED, f"the anchor occurs once in {place}", was, now, target=place)
-        ]
-    return [_anchor_problem(new, symbol, place, after[0], after[1], was)]
+        once = f"the anchor occurs once in {place}"
+        return upstreamed or [Outcome(Verdict.UNCHANGED, once, was, now, target=place)]
+    return [_anchor_problem(new, symbol, place, after[0], after[1], was), *upstreamed]
+
+
+def _upstreamed_anchor(
+    symbol: Anchor, context: Context, place: str, was: Location
+) -> list[Outcome]:
+    """Information that what the plugin puts in the anchor's place is there without it."""
+    if context.plugin is None or context.old is None:
+        return []
+    for text in texts_put_for(symbol.text, context.plugin.tree):
+        put = dataclasses.replace(symbol, text=text)
+        before, after = _occurrences(context.old, put), _occurrences(context.new, put)
+        if after is not None and after[0] and not (before is not None and before[0]):
+            return [
+                Outcome(
+                    Verdict.UPSTREAMED,
+                    f"what the plugin puts in the anchor's place in {place} is there by "
+                    "itself now: the replacement is not needed any more",
+                    was,
+                    Location(after[1].path, after[0][0]),
+                    target=place,
+                )
+            ]
+    return []
 
 
 def _anchor_problem(

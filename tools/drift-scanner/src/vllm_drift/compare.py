@@ -75,7 +75,8 @@ def compare_surface(
         pair = before.get(ident), after.get(ident)
         for outcome, symbol, preexisting in _outcomes(*pair, context, at_old):
             finding = outcome.finding(symbol, new_tree.label)
-            findings.append(dataclasses.replace(finding, preexisting=preexisting))
+            already = preexisting or finding.preexisting
+            findings.append(dataclasses.replace(finding, preexisting=already))
     for view in (old, new):
         view.resolver.save()
     return findings

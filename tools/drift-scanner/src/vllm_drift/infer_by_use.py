@@ -13,17 +13,23 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drafter_compat.surface import ClassShape, FunctionShape
 from vllm_drift.findings import Location, Severity, Verdict
 from vllm_drift.infer_callers import Caller, find_callers
-from vllm_drift.infer_release import Definition, FunctionNode, Release
+from vllm_drift.infer_release import Definition, FunctionNode, Release, parse_quietly
 from vllm_drift.judging import Outcome
 from vllm_drift.tree import SourceTree
 
-__all__ = ["judge_class_by_use", "judge_function_by_use"]
+__all__ = [
+    "judge_class_by_use",
+    "judge_factory_by_use",
+    "judge_function_by_use",
+    "texts_put_for",
+]
 
 _P = inspect.Parameter
 _DATACLASS = frozenset(("dataclass", "config", "dataclasses.dataclass", "pydantic_dataclass"))
@@ -36,29 +42,33 @@ _FIELD_BASES = frozenset(("BaseModel", "Struct", "NamedTuple", "TypedDict"))
 def judge_function_by_use(
     symbol: FunctionShape, old_tree: SourceTree, new_tree: SourceTree
 ) -> list[Outcome]:
-    """Say what a changed signature means for a plugin that calls or replaces the function.
+    """Say what a bump means for a plugin that calls or replaces the function.
 
     Returns `changed-shape` for each call of the plugin that no longer binds, `new-demand` or
     `caller-changed` for each function of the package whose call the replacement can no longer
-    take, `compatible` where the signature changed and everything still fits, and nothing where it
-    did not change or a release does not have it.
+    take, also where the signature is as it was, `compatible` where the signature changed and
+    everything still fits, and nothing where it did not change or a release does not have it. What
+    fitted neither release is among them as `preexisting`.
     """
     old, new = Release.of(old_tree), Release.of(new_tree)
     before, after = old.find(symbol.module, symbol.name), new.find(symbol.module, symbol.name)
     if before is None or after is None:
         return []
     was, now = _signature(before), _signature(after)
-    if was is None or now is None or _shape(was) == _shape(now):
+    if was is None or now is None:
         return []
     where = _Where(
         f"{symbol.module}:{symbol.name}", _location(old, before), _location(new, after), was, now
     )
-    outcomes = list(_broken_calls(symbol.calls, where))
+    outcomes = [*_broken_calls(symbol.calls, where), *_never_fitted(symbol.calls, where)]
+    outcomes += _now_generator(where, before, after)
     if symbol.replacement is not None:
         outcomes += _demands(symbol, where, old, new, before, after)
-    if outcomes:
+        if all(o.preexisting for o in outcomes):
+            outcomes += _never_called(symbol, where, old, new, before)
+    if where.same_shape or not all(o.preexisting for o in outcomes):
         return outcomes
-    return [where.fits()]
+    return [where.fits(), *outcomes]
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,11 @@ class _Where:
     was: inspect.Signature
     now: inspect.Signature
 
+    @property
+    def same_shape(self) -> bool:
+        """Whether calls bind to both alike."""
+        return _shape(self.was) == _shape(self.now)
+
     def outcome(
         self,
         verdict: Verdict,
@@ -79,6 +94,7 @@ class _Where:
         new: Location | None = None,
         detail: str = "",
         severity: Severity | None = None,
+        preexisting: bool = False,
     ) -> Outcome:
         """Say something of it, with the definitions as witnesses unless `new` is another."""
         return Outcome(
@@ -89,6 +105,7 @@ class _Where:
             detail,
             severity,
             self.target,
+            preexisting,
         )
 
     def fits(self) -> Outcome:
@@ -99,7 +116,7 @@ class _Where:
 
 
 def _broken_calls(calls: tuple[str, ...], where: _Where) -> Iterator[Outcome]:
-    if any(_is_for_the_new(text, where) for text in calls):
+    if where.same_shape or any(_is_for_the_new(text, where) for text in calls):
         return  # the plugin chooses between releases, and has code for this one
     for text in calls:
         call = _parsed_call(text)
@@ -111,6 +128,100 @@ def _broken_calls(calls: tuple[str, ...], where: _Where) -> Iterator[Outcome]:
                 Verdict.CHANGED_SHAPE,
                 f"the plugin calls it with {text}, which fitted {where.was}: {problem}",
             )
+            continue
+        swallowed = [
+            k.arg
+            for k in call.keywords
+            if k.arg in where.was.parameters and k.arg not in where.now.parameters
+        ]
+        if swallowed:
+            yield where.outcome(
+                Verdict.CANNOT_TELL,
+                f"the plugin calls it with {text}, and {', '.join(map(str, swallowed))} is no "
+                f"parameter any more: its ** takes it, and whether it still does anything does "
+                f"not show",
+            )
+
+
+def _now_generator(where: _Where, before: Definition, after: Definition) -> Iterator[Outcome]:
+    """A function whose call runs it became one whose call gives an iterator, or the other way.
+
+    A decorator that came or went with it (`contextmanager`) says something else of the call.
+    """
+    was, now = _is_generator(before), _is_generator(after)
+    if was != now and _decorators(before) == _decorators(after):
+        words = (
+            "is a generator now: a call gives an iterator, and runs nothing by itself"
+            if now
+            else "is no generator any more: a call runs it, and gives its value"
+        )
+        yield where.outcome(Verdict.CHANGED_SHAPE, words)
+
+
+def _is_generator(definition: Definition) -> bool:
+    """Whether the function itself, not one inside it, has a `yield`."""
+    waiting: list[ast.AST] = list(getattr(definition.node, "body", ()))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return False
+
+
+def _decorators(definition: Definition) -> list[str]:
+    return [ast.unparse(d) for d in getattr(definition.node, "decorator_list", ())]
+
+
+def _never_called(
+    symbol: FunctionShape, where: _Where, old: Release, new: Release, before: Definition
+) -> Iterator[Outcome]:
+    """What the plugin puts in place still has a place, and nothing asks for it any more.
+
+    Only where the older release called it, and the newer one mentions the name nowhere but where it
+    is defined: a call by a name in a string counts as a mention.
+    """
+    owner, _, name = symbol.name.rpartition(".")
+    if name.startswith("__") or _mentioned(new, name):
+        return
+    override = "overridden" in symbol.why and "patched" not in symbol.why
+    through = old.find(symbol.module, owner) if owner else None
+    calls = find_callers(old, before, through, override=override)
+    if calls:
+        yield where.outcome(
+            Verdict.INEFFECTIVE,
+            f"{calls[0].function} called it ({calls[0].path}:{calls[0].line}), and nothing in "
+            f"{new.tree.label} does: what the plugin puts there is never called",
+        )
+
+
+def _mentioned(release: Release, name: str) -> bool:
+    """Whether a name occurs anywhere in a release but in `def name`."""
+    use = re.compile(rf"(?<!def )\b{re.escape(name)}\b")
+    return any(
+        use.search(release.tree.text(module) or "")
+        for module in release.tree.files_containing(name)
+    )
+
+
+def _never_fitted(calls: tuple[str, ...], where: _Where) -> Iterator[Outcome]:
+    """The calls that bind to neither release, where none of the plugin's calls binds to either.
+
+    A plugin with a call for each of several releases has some that fit neither of these two.
+    """
+    parsed = [(text, call) for text in calls if (call := _parsed_call(text)) is not None]
+    problems = [
+        (text, _problem(where.was, call), _problem(where.now, call)) for text, call in parsed
+    ]
+    if any(then is None or now is None for _, then, now in problems):
+        return
+    for text, _, problem in problems:
+        yield where.outcome(
+            Verdict.CHANGED_SHAPE,
+            f"the plugin calls it with {text}, which fits neither release: {problem}",
+            preexisting=True,
+        )
 
 
 def _is_for_the_new(text: str, where: _Where) -> bool:
@@ -137,23 +248,50 @@ def _demands(
         return []
     if "." in symbol.name and not _is_static(before):
         replacement = _without_first(replacement)
+    if where.same_shape and _stands_in(replacement, where.now):
+        return []
     owner = symbol.name.rpartition(".")[0]
     override = "overridden" in symbol.why and "patched" not in symbol.why
     settled = _failing(old, before, old.find(symbol.module, owner), replacement, override)
     fresh = _failing(new, after, new.find(symbol.module, owner), replacement, override)
-    known = {(c.function, p) for c, p in settled}
-    by_problem: dict[str, list[Caller]] = {}
+    known = {(c.function, p) for c, p in settled if _problem(where.was, c.call) is None}
+    by_problem: dict[tuple[str, bool], list[Caller]] = {}
     for caller, problem in fresh:
-        if (caller.function, problem) not in known and _problem(where.now, caller.call) is None:
-            by_problem.setdefault(problem, []).append(caller)
+        if _problem(where.now, caller.call) is None:
+            already = (caller.function, problem) in known
+            by_problem.setdefault((problem, already), []).append(caller)
     outcomes = [
-        _demand(where, replacement, problem, callers) for problem, callers in by_problem.items()
+        _demand(where, replacement, problem, callers, already)
+        for (problem, already), callers in by_problem.items()
     ]
-    return outcomes or _unseen(where, replacement)
+    if where.same_shape or not all(o.preexisting for o in outcomes):
+        return outcomes
+    return [*outcomes, *_unseen(where, replacement)]
+
+
+def _stands_in(replacement: inspect.Signature, original: inspect.Signature) -> bool:
+    """Whether every call that binds to the original is sure to bind to the replacement."""
+    theirs, mine = list(original.parameters.values()), list(replacement.parameters.values())
+    extra = mine[len(theirs) :]
+    return len(mine) >= len(theirs) and (
+        all(
+            (m.name, m.kind) == (t.name, t.kind)
+            and (t.default is _P.empty or m.default is not _P.empty)
+            for m, t in zip(mine, theirs, strict=False)
+        )
+        and all(
+            m.default is not _P.empty or m.kind in (_P.VAR_POSITIONAL, _P.VAR_KEYWORD)
+            for m in extra
+        )
+    )
 
 
 def _demand(
-    where: _Where, replacement: inspect.Signature, problem: str, callers: list[Caller]
+    where: _Where,
+    replacement: inspect.Signature,
+    problem: str,
+    callers: list[Caller],
+    already: bool,
 ) -> Outcome:
     """One thing that calls ask for now; the first call is the witness, all stand in the detail."""
     first = callers[0]
@@ -164,6 +302,7 @@ def _demand(
         f"{replacement} cannot take that: {problem}",
         new=Location(first.path, first.line),
         detail="\n".join(f"{c.path}:{c.line}: {ast.unparse(c.call)}" for c in callers),
+        preexisting=already,
     )
 
 
@@ -206,6 +345,40 @@ def _failing(
     return found
 
 
+# --- anchors -------------------------------------------------------------------------------
+
+
+def texts_put_for(anchor: str, plugin: SourceTree) -> list[str]:
+    """What a plugin puts in the place of an anchor: `source.replace(anchor, text)`.
+
+    Both may be literals, or names that the module gives one literal each.
+    """
+    found = []
+    for module in plugin.files_containing(".replace("):
+        tree = parse_quietly(plugin.text(module) or "")
+        if tree is None:
+            continue
+        named: dict[str, set[str]] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                for target in node.targets:
+                    if isinstance(target, ast.Name) and isinstance(node.value.value, str):
+                        named.setdefault(target.id, set()).add(node.value.value)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "replace":
+                texts = [_literal(a, named) for a in node.args[:2]]
+                if len(texts) == 2 and texts[0] == anchor and texts[1]:
+                    found.append(texts[1])
+    return found
+
+
+def _literal(node: ast.expr, named: dict[str, set[str]]) -> str | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    values = named.get(node.id, set()) if isinstance(node, ast.Name) else set()
+    return next(iter(values)) if len(values) == 1 else None
+
+
 # --- classes -------------------------------------------------------------------------------
 
 
@@ -224,15 +397,65 @@ def judge_class_by_use(
         return []
     outcomes: list[Outcome] = []
     was, now = _constructor(old, before), _constructor(new, after)
-    if was is not None and now is not None and _shape(was) != _shape(now):
+    if was is not None and now is not None:
         target = f"{symbol.module}:{symbol.name}"
         where = _Where(target, _location(old, before), _location(new, after), was, now)
         outcomes += _broken_calls(symbol.calls, where)
-        if not outcomes and symbol.calls:
+        if not outcomes and symbol.calls and not where.same_shape:
             outcomes.append(where.fits())
+        outcomes += _never_fitted(symbol.calls, where)
     if symbol.provides:
         outcomes += _abstract(symbol, old, new, before, after)
     return outcomes
+
+
+def judge_factory_by_use(
+    symbol: ClassShape, old_tree: SourceTree, new_tree: SourceTree, plugin: SourceTree
+) -> list[Outcome]:
+    """Say whether a class that became a function still does for a plugin that only calls it.
+
+    Returns `compatible` where every call of the plugin binds to the function, and nothing where the
+    plugin does anything else with the class (`isinstance`, a subclass), or a call does not bind.
+    """
+    old, new = Release.of(old_tree), Release.of(new_tree)
+    before, after = old.find(symbol.module, symbol.name), new.find(symbol.module, symbol.name)
+    if before is None or after is None or after.kind != "function" or not symbol.calls:
+        return []
+    now = _signature(after)
+    calls = [_parsed_call(text) for text in symbol.calls]
+    if now is None or any(c is None or _problem(now, c) is not None for c in calls):
+        return []
+    if not _only_called(plugin, symbol.name):
+        return []
+    target = f"{symbol.module}:{symbol.name}"
+    return [
+        Outcome(
+            Verdict.COMPATIBLE,
+            f"{target} is a function now; the plugin only calls it, with what it takes",
+            _location(old, before),
+            _location(new, after),
+            target=target,
+        )
+    ]
+
+
+def _only_called(plugin: SourceTree, name: str) -> bool:
+    """Whether a plugin does nothing with a name but call it, import it and annotate with it."""
+    for module in plugin.files_containing(name):
+        tree = parse_quietly(plugin.text(module) or "")
+        if tree is None:
+            return False
+        called, annotated = set(), set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called.add(node.func)
+            for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+                annotated.update(ast.walk(annotation) if annotation is not None else ())
+        for node in ast.walk(tree):
+            found = getattr(node, "id", None) or getattr(node, "attr", None)
+            if found == name and node not in called and node not in annotated:
+                return False
+    return True
 
 
 def _abstract(

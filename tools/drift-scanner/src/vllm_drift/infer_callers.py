@@ -54,7 +54,7 @@ def find_callers(
 
 
 def _of_function(release: Release, target: Definition, name: str) -> Iterator[Caller]:
-    for module in release.tree.files_containing(f"{name}("):
+    for module in release.tree.files_containing(f"{name}(", f"({name},", any_of=True):
         for node, function, qualname, _ in release.calls_of(module, name):
             dotted = _dotted(node.func)
             if dotted is None:
@@ -84,7 +84,9 @@ def _local_import(
 def _of_method(
     release: Release, through: Definition, name: str, target: Definition, override: bool
 ) -> Iterator[Caller]:
-    modules = release.tree.files_containing(f".{name}(")
+    # Called, handed to `partial`, or given another name first.
+    spellings = (f".{name}(", f".{name},", f".{name}\n")
+    modules = release.tree.files_containing(*spellings, any_of=True)
     unique: bool | None = None
     for module in modules:
         for node, function, qualname, owner in release.calls_of(module, name):

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 
 from vllm_drift.tree import SourceTree
 
-__all__ = ["ClassDefinition", "Definition", "Release", "annotation_names", "parse_quietly"]
+__all__ = [
+    "ClassDefinition",
+    "Definition",
+    "Release",
+    "annotation_names",
+    "calls_in",
+    "parse_quietly",
+    "partial_call",
+]
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _MAX_DEPTH = 12
@@ -292,11 +300,10 @@ class Release:
         if module not in self._calls:
             found: dict[str, list[tuple[ast.Call, FunctionNode, str, Definition | None]]] = {}
             for function, qualname, owner in self.functions_with_owner(module):
-                for node in ast.walk(function):
-                    if isinstance(node, ast.Call):
-                        called = node.func
-                        last: str = getattr(called, "attr", "") or getattr(called, "id", "")
-                        found.setdefault(last, []).append((node, function, qualname, owner))
+                for node in calls_in(function):
+                    called = node.func
+                    last: str = getattr(called, "attr", "") or getattr(called, "id", "")
+                    found.setdefault(last, []).append((node, function, qualname, owner))
             self._calls[module] = found
         return self._calls[module].get(name, [])
 
@@ -516,6 +523,43 @@ def parse_quietly(text: str) -> ast.Module | None:
             return ast.parse(text)
         except (SyntaxError, ValueError):
             return None
+
+
+def calls_in(function: FunctionNode) -> Iterator[ast.Call]:
+    """The calls that a function makes, those through `partial` and through a local name included.
+
+    `partial(f, 1)` gives the call `f(1, **later)`, which may get more arguments; `step = self.step`
+    and then `step(1)` gives `self.step(1)` beside `step(1)`.
+    """
+    aliases: dict[str, list[ast.expr]] = {}
+    calls = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call):
+            calls.append(node)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    aliases.setdefault(target.id, []).append(node.value)
+    for call in calls:
+        yield call
+        later = partial_call(call)
+        if later is not None:
+            yield later
+        meant = aliases.get(call.func.id, []) if isinstance(call.func, ast.Name) else []
+        if len(meant) == 1:
+            yield ast.copy_location(ast.Call(meant[0], call.args, call.keywords), call)
+
+
+def partial_call(call: ast.Call) -> ast.Call | None:
+    """The call that `functools.partial(f, ...)` prepares, open-ended; None for other calls."""
+    if _dotted(call.func) not in ("partial", "functools.partial") or not call.args:
+        return None
+    function, *arguments = call.args
+    if isinstance(function, ast.Starred):
+        return None
+    later = ast.keyword(None, ast.Name("later", ast.Load()))
+    prepared = ast.Call(function, arguments, [*call.keywords, later])
+    return ast.fix_missing_locations(ast.copy_location(prepared, call))
 
 
 def annotation_names(annotation: ast.expr | None) -> list[str] | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vllm_drift.infer_plugin import Plugin, PluginClass, Scope, children, dotted_text
+from vllm_drift.infer_release import partial_call
 from vllm_drift.infer_values import (
     Bound,
     Constant,
@@ -478,6 +479,9 @@ class _Everything(_Walker):
         if name in ("getattr", "hasattr") and len(call.args) >= 2:
             self._asked(call, name)
         self._anchors(call)
+        prepared = partial_call(call)
+        if prepared is not None:
+            self._call(prepared)
         called = self.plugin.evaluate(call.func, self.scope)
         targets = [v for v in called if isinstance(v, (Ref, Bound))]
         if not targets or any(isinstance(v, Unknown) for v in called):

@@ -35,6 +35,8 @@ class Outcome:
     severity: Severity | None = None
     """None for the verdict's usual severity."""
     target: str = ""
+    preexisting: bool = False
+    """Wrong at the older release already, and still."""
 
     @property
     def effective_severity(self) -> Severity:
@@ -62,6 +64,7 @@ class Outcome:
             detail=self.detail,
             release=release,
             target=self.target,
+            preexisting=self.preexisting,
         )
 
 
@@ -131,6 +134,15 @@ class View:
         if len(places[0]) != 1 or len(places[1]) != 1:
             return False
         return mine.text_of(here.qualname) == theirs.text_of(here.qualname)
+
+    def only_sometimes(self, module: str, name: str) -> bool:
+        """Whether a module imports a name under `if` or `try` only, with nothing in the other
+        branch.
+        """
+        model = self.model(module)
+        bindings = model.bindings(name.partition(".")[0]) if model is not None else ()
+        runtime = [b for b in bindings if b.at_runtime]
+        return len(runtime) == 1 and runtime[0].kind == "import" and bool(runtime[0].condition)
 
     def cls(self, module: str, name: str) -> tuple[ModuleModel, Class] | None:
         """The class that a dotted name leads to, with the module that defines it."""
