@@ -38,7 +38,7 @@ class Tree:
             self.nodes.setdefault(word, Node()).count += 1
             parent = self.nodes[word[:-1]]
             parent.children[token] = parent.children.get(token, 0) + 1
-            if parent.first < 0 or parent.children[token] >= parent.children[parent.first]:
+            if parent.first < 0 or parent.children[token] > parent.children[parent.first]:
                 parent.first = token
 
     def remove(self, text: list[int]) -> None:
@@ -66,40 +66,79 @@ class Tree:
         if node.first not in node.children or node.children[best] > node.children[node.first]:
             node.first = best
 
-    def draft(
+    def path(
         self,
-        context: list[int],
-        max_tokens: int,
-        factor: float,
-        offset: float,
-        min_prob: float,
-    ) -> tuple[list[int], list[float], float, int]:
-        """The best draft over every suffix of the context; the longest match among equals."""
-        best: tuple[list[int], list[float], float, int] | None = None
-        for length in range(min(len(context), self.depth), 0, -1):
-            word = tuple(context[len(context) - length :])
-            if word not in self.nodes:
-                continue
-            wanted = float(f32(length) * f32(factor) + f32(offset)) + 1e-6
-            cap = min(math.floor(wanted), max_tokens)
-            tokens: list[int] = []
-            probs: list[float] = []
-            prob, score = f32(1), f32(0)
-            while len(tokens) < cap:
-                word = word[max(0, len(word) - self.depth + 1) :]  # room for one more token
-                node = self.nodes[word]
-                if node.first < 0 or not word:
-                    break
-                prob = prob * (f32(node.children[node.first]) / f32(node.count))
-                if prob < f32(min_prob):
-                    break
-                tokens.append(node.first)
-                probs.append(float(prob))
-                score = score + prob
-                word = (*word, node.first)
-            if best is None or score > best[2]:
-                best = (tokens, probs, float(score), length)
-        return best or ([], [], 0.0, 0)
+        word: tuple[int, ...],
+        cap: int,
+        most: int,
+        bounds: tuple[float, float],
+        shared: int,
+        calibration: Calibration,
+    ) -> tuple[list[int], list[float], list[tuple[int, ...]], float]:
+        """Tokens, probabilities, cells and score of the draft that rests on a word."""
+        tokens: list[int] = []
+        probs: list[float] = []
+        cells: list[tuple[int, ...]] = []
+        matched, prob, score = len(word), 1.0, 0.0
+        while len(tokens) < most:
+            word = word[max(0, len(word) - self.depth + 1) :]  # room for one more token
+            node = self.nodes[word]
+            if node.first < 0 or not word:
+                break
+            length, chosen = matched + len(tokens), node.children[node.first]
+            cell = cell_of(shared, length, node.count, chosen, len(tokens))
+            prob *= calibration.probability(cell, chosen / (node.count + 1.5 / length))
+            if prob < bounds[len(tokens) >= cap]:
+                break
+            tokens.append(node.first)
+            probs.append(float(f32(prob)))
+            cells.append(cell)
+            score += prob
+            word = (*word, node.first)
+        return tokens, probs, cells, score
+
+
+def cell_of(shared: int, length: int, count: int, chosen: int, at: int) -> tuple[int, ...]:
+    """What the calibration distinguishes."""
+    share = chosen / count
+    return (
+        shared,
+        sum(length > bound for bound in (1, 2, 3, 4, 5, 6, 9, 15)),
+        sum(count > bound for bound in (1, 2, 4, 8)),
+        sum(share < bound for bound in (1.0, 0.8, 0.6, 0.3, 0.15)),
+        min(at, 1),
+    )
+
+
+class Calibration:
+    """How often drafted tokens were right, of each kind and of all."""
+
+    def __init__(self) -> None:
+        self.cells: dict[tuple[int, ...], list[int]] = {}
+        self.drafted, self.accepted = 1024, 512
+
+    def probability(self, cell: tuple[int, ...], prior: float) -> float:
+        tried, right = self.cells.get(cell, (0, 0))
+        return (right + 8.0 * prior) / (tried + 8.0)
+
+    def learn(self, tokens: list[int], cells: list[tuple[int, ...]], came: list[int]) -> None:
+        """Compare a draft with what came."""
+        tokens = tokens[:64]
+        agreed = 0
+        for token, cell, real in zip(tokens, cells, came, strict=False):
+            found = self.cells.setdefault(cell, [0, 0])
+            found[0] += 1
+            found[1] += token == real
+            if found[0] >= 4096:
+                found[:] = found[0] // 2, found[1] // 2
+            if token != real:
+                break
+            agreed += 1
+        self.accepted += agreed
+        self.drafted += len(tokens) if agreed < len(came) else agreed
+        if self.drafted >= 4096:
+            self.drafted //= 2
+            self.accepted //= 2
 
 
 class ReferenceDrafter:
@@ -113,6 +152,8 @@ class ReferenceDrafter:
         self.context: dict[object, list[int]] = {}
         self.responses: dict[object, list[int]] = {}
         self.teaching: set[object] = set()
+        self.calibration = Calibration()
+        self.drafts: dict[object, tuple[list[int], list[tuple[int, ...]]]] = {}
 
     def start_request(self, request_id: object, prompt: list[int]) -> None:
         if self.limit != 0:
@@ -132,8 +173,14 @@ class ReferenceDrafter:
             self.context[request_id].append(token)
 
     def append(self, request_id: object, tokens: list[int]) -> None:
+        if not tokens:
+            return
+        self.calibration.learn(*self.drafts.pop(request_id, ([], [])), tokens)
+        before = self.context[request_id][-self.depth :]
         self._feed(request_id, tokens)
         if request_id in self.teaching:
+            if not self.responses[request_id]:  # the end of the prompt leads to the response
+                tokens = [*before, *tokens]
             for token in tokens:
                 self.tree.add(self.responses[request_id], token)
                 self.responses[request_id].append(token)
@@ -146,13 +193,34 @@ class ReferenceDrafter:
         offset: float,
         min_prob: float,
     ) -> tuple[list[int], list[float], float, int]:
-        arguments = (self.context[request_id], max_tokens, factor, offset, min_prob)
-        local = self.local[request_id].draft(*arguments)
-        shared = self.tree.draft(*arguments)
-        return shared if shared[2] > local[2] else local
+        context = self.context[request_id][-self.depth :]
+        least = 0.5 * float(f32(min_prob))
+        rate = self.calibration.accepted / max(self.calibration.drafted, 1)
+        bounds = least, max(least, 0.8 * rate)
+        best: tuple[list[int], list[float], float, int] = [], [], 0.0, 0
+        cells: list[tuple[int, ...]] = []
+        for shared, tree in enumerate([self.local[request_id], self.tree]):
+            tried, before = 0, -1
+            for length in range(min(len(context), self.depth - 1), 0, -1):
+                word = tuple(context[len(context) - length :])
+                node = tree.nodes.get(word)
+                if tried == 3 or node is None or node.first < 0 or node.count == before:
+                    continue
+                wanted = float(f32(length) * f32(factor) + f32(offset)) + 1e-6
+                cap = max(min(math.floor(wanted), max_tokens), 0)
+                if factor >= 0 and best[2] >= cap:
+                    break
+                tried, before = tried + 1, node.count
+                most = max_tokens if cap else 0
+                path = tree.path(word, cap, most, bounds, shared, self.calibration)
+                if path[3] > best[2]:
+                    best, cells = (path[0], path[1], path[3], length), path[2]
+        self.drafts[request_id] = best[0], cells
+        return best[0], best[1], float(f32(best[2])), best[3]
 
     def stop_request(self, request_id: object) -> None:
         del self.local[request_id], self.context[request_id]
+        self.drafts.pop(request_id, None)
         self.teaching.discard(request_id)
 
     def evict_cached_response(self, request_id: object) -> None:

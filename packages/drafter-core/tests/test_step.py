@@ -81,8 +81,8 @@ def test_a_budget_goes_to_the_most_probable_tokens() -> None:
     assert [len(draft) for draft in lists] == [4, 4, 4]
     assert probs[1, 3] > probs[0, 0]
     spent = drafter.step(*batch.arguments, 4, budget=6)
-    assert spent.tolist() == [lists[0][:2], lists[1], []]
-    assert spent.scores.tolist() == [probs[0, :2].sum(), probs[1].sum(), 0]
+    assert spent.tolist() == [lists[0][:1], lists[1], lists[2][:1]]
+    assert spent.scores.tolist() == [probs[0, 0], probs[1].sum(), probs[2, 0]]
     assert drafter.step(*batch.arguments, 4, budget=12).tolist() == lists
     assert drafter.step(*batch.arguments, 4, budget=0).tolist() == [[], [], []]
 

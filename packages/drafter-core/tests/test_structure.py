@@ -105,12 +105,15 @@ def test_no_draft_holds_an_id_that_was_not_given() -> None:
         drafter.stop_request(request)
 
 
-def test_a_long_response_leaves_the_cache_in_parts_and_completely() -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_long_response_leaves_the_cache_in_parts_and_completely(asked: bool) -> None:
     rng = random.Random(4)
-    drafter = SuffixDrafter(5, 1)
+    drafter = SuffixDrafter(5, 2 if asked else 1)
     drafter.start_request("long", [])
     drafter.append("long", [rng.randrange(6) for _ in range(10_000)])
     drafter.stop_request("long")
+    if asked:
+        drafter.evict_cached_response("long")
     drafter.start_request("next", [])
     assert list(drafter.cached_requests) == ["next"]
     sizes = [drafter.stats().cached_tokens]

@@ -50,7 +50,6 @@ _MOST_VERIFY_TOKENS = 1 << 30
 _HUGE = 1e6
 _LONGEST = 1 << 16
 _PROMPT, _RESPONSE, _GLOBAL_ONLY = 0, 1, 2
-_EVERYTHING = 1 << 62
 _EVICTED_AT_ONCE = 2048
 _EVICTED_PER_CALL = 1024
 """Tokens: an eviction must not hold up the engine's step; 1000 tokens take about 0.2 ms."""
@@ -110,10 +109,9 @@ class BatchDraft:
 
     def tolist(self) -> list[list[int]]:
         """The drafts as lists of token ids, one per request, empty where there is none."""
-        return [
-            row[:length]
-            for row, length in zip(self.token_ids.tolist(), self.lengths.tolist(), strict=True)
-        ]
+        lengths = self.lengths.tolist()
+        rows = self.token_ids[:, : max(lengths, default=0)].tolist()
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -406,10 +404,13 @@ class SuffixDrafter:
     def evict_cached_response(self, request_id: Hashable) -> None:
         """Take a response out of the global tree. A request that still runs teaches it no more.
 
+        Of a long response most leaves in parts, with the calls that follow, so that no call takes
+        long; in exact mode it leaves at once, as the peer's does.
+
         Raises:
             UnknownRequest: there is no cached response of this id.
         """
-        self._evict(request_id, _EVERYTHING)
+        self._evict(request_id, _EVICTED_AT_ONCE)
 
     def cached_response(self, request_id: Hashable) -> NDArray[np.int32]:
         """The tokens that the cache holds of a response, int32 [n]: a copy.

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_drafter.loop import DraftLoop, DraftSettings
-from vllm_drafter.proposer import announce
+from vllm_drafter.proposer import announce, keep_snapshot
 from vllm_drafter.settings import SHARING, SettingError, is_switched_off, read_settings
 from vllm_drafter.stamps import logger
 
@@ -34,13 +34,14 @@ class CustomClassProposer:
 
     def __init__(self, vllm_config: Any) -> None:
         """Read the settings and build the drafter."""
-        sharing = read_settings().sharing
+        settings = read_settings()
+        sharing = settings.sharing
         if sharing == "lora":
             raise SettingError(
                 f"{SHARING}=lora: expected global or none with the custom class, which vLLM tells "
                 'of no LoRA adapter. Choose one of them, or method="suffix".'
             )
-        self.settings = DraftSettings.from_vllm(vllm_config, sharing)
+        self.settings = DraftSettings.from_vllm(vllm_config, sharing, settings.verify_tokens)
         self.rows = RowTracker()
         self.loop: DraftLoop | None = None
         if is_switched_off():
@@ -49,6 +50,7 @@ class CustomClassProposer:
             )
             return
         self.loop = DraftLoop(self.settings)
+        keep_snapshot(self.loop, settings)
         announce(self, self.loop)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

@@ -13,12 +13,14 @@ import contextlib
 import time
 from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vllm_drafter.activity import Activity, Sizes
+from vllm_drafter.snapshots import SnapshotKeeper, load_snapshot
 from vllm_drafter.stamps import logger
 
 if TYPE_CHECKING:
@@ -40,10 +42,16 @@ class DraftSettings:
     max_cached_requests: int = 10_000
     max_spec_factor: float = 1.0
     min_token_prob: float = 0.1
+    verify_tokens: int | None = None
 
     @classmethod
-    def from_vllm(cls, vllm_config: Any, sharing: str = "global") -> DraftSettings:
-        """Read them from a `VllmConfig`; with sharing `none`, no response is kept for others."""
+    def from_vllm(
+        cls, vllm_config: Any, sharing: str = "global", verify_tokens: int = 0
+    ) -> DraftSettings:
+        """Read them from a `VllmConfig`; with sharing `none`, no response is kept for others.
+
+        verify_tokens: as `SuffixDrafter` takes it, or 0 for None.
+        """
         speculative = vllm_config.speculative_config
         return cls(
             num_speculative_tokens=int(speculative.num_speculative_tokens),
@@ -54,6 +62,7 @@ class DraftSettings:
             else int(speculative.suffix_decoding_max_cached_requests),
             max_spec_factor=float(speculative.suffix_decoding_max_spec_factor),
             min_token_prob=float(speculative.suffix_decoding_min_token_prob),
+            verify_tokens=verify_tokens or None,
         )
 
 
@@ -110,6 +119,7 @@ class DraftLoop:
         self.siblings: tuple[DraftLoop, ...] = ()
         """Loops of requests that share nothing with this one's; they count as part of it."""
         self._counts_into: DraftLoop | None = None
+        self._keeper: SnapshotKeeper | None = None
         self._rebuilds = 0
         self._requests: dict[Hashable, _Request] = {}
         self._muted: set[Hashable] = set()
@@ -159,6 +169,8 @@ class DraftLoop:
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
             self.note_fault(fault)
             return [[] for _ in keys]
+        if self._keeper is not None:
+            self._keeper.after_step()
         try:
             return self._step(step)
         except Exception as fault:  # noqa: BLE001 - as above
@@ -194,6 +206,17 @@ class DraftLoop:
     def drop_sibling(self, loop: DraftLoop) -> None:
         """Forget a sibling, and all that it knows."""
         self.siblings = tuple(other for other in self.siblings if other is not loop)
+
+    def keep(self, path: Path, seconds: float, *, write: bool) -> None:
+        """Load the cache from a snapshot and, with `write`, save it there from time to time.
+
+        Raises:
+            SettingError: the file cannot be used.
+        """
+        assert self._drafter is not None
+        load_snapshot(path, self._drafter)
+        if write:
+            self._keeper = SnapshotKeeper(path, seconds, lambda: self._drafter)
 
     def sizes(self) -> Sizes:
         """Return how much the drafter holds, and those of its siblings."""
@@ -344,6 +367,7 @@ class DraftLoop:
         return SuffixDrafter(
             max_depth=self.settings.max_tree_depth,
             max_cached_requests=self.settings.max_cached_requests,
+            verify_tokens=self.settings.verify_tokens,
         )
 
     def _try_out(self) -> None:

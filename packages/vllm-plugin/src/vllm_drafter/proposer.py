@@ -17,7 +17,7 @@ import numpy as np
 
 from vllm_drafter.loop import DraftLoop, DraftSettings
 from vllm_drafter.metrics import publish
-from vllm_drafter.settings import read_settings
+from vllm_drafter.settings import Settings, read_settings
 from vllm_drafter.stamps import append_stamp, current_role, logger
 
 __all__ = [
@@ -40,11 +40,13 @@ class SuffixProposer:
 
     def __init__(self, vllm_config: Any) -> None:
         """Read vLLM's `suffix_decoding_*` settings and build the drafter."""
-        self.sharing = read_settings().sharing
-        self.settings = DraftSettings.from_vllm(vllm_config, self.sharing)
+        settings = read_settings()
+        self.sharing = settings.sharing
+        self.settings = DraftSettings.from_vllm(vllm_config, self.sharing, settings.verify_tokens)
         self.num_speculative_tokens = self.settings.num_speculative_tokens
         self.loop = DraftLoop(self.settings)
         self._loops = {NO_ADAPTER: self.loop}
+        keep_snapshot(self.loop, settings)
         announce(self, self.loop)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -196,6 +198,13 @@ def __getattr__(name: str) -> Any:
 
         return proposer_class(installed_vllm().version)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def keep_snapshot(loop: DraftLoop, settings: Settings) -> None:
+    """Load and save the loop's cache as the settings say; of several workers the first saves."""
+    if settings.snapshot is not None:
+        first = not current_role().rank
+        loop.keep(settings.snapshot, 60 * settings.snapshot_minutes, write=first)
 
 
 def announce(proposer: object, loop: DraftLoop) -> None:

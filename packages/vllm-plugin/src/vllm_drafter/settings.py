@@ -17,6 +17,7 @@ __all__ = [
     "KNOBS",
     "ROUTE",
     "SHARING",
+    "SNAPSHOT",
     "SWITCH",
     "Knob",
     "SettingError",
@@ -29,6 +30,9 @@ SWITCH = "VLLM_DRAFTER"
 ROUTE = "VLLM_DRAFTER_ROUTE"
 SHARING = "VLLM_DRAFTER_SHARING"
 LOG_SECONDS = "VLLM_DRAFTER_LOG_SECONDS"
+VERIFY_TOKENS = "VLLM_DRAFTER_VERIFY_TOKENS"
+SNAPSHOT = "VLLM_DRAFTER_SNAPSHOT"
+SNAPSHOT_MINUTES = "VLLM_DRAFTER_SNAPSHOT_MINUTES"
 PREFIX = "VLLM_DRAFTER_"
 
 _ON = ("1", "true", "on", "yes")
@@ -67,6 +71,12 @@ class Settings:
     """How vLLM gets to our drafter: `patch` or `shim`."""
     sharing: str = "global"
     """Whose answers a request may be drafted from: `global`, `lora` or `none`."""
+    verify_tokens: int = 256
+    """Tokens in a forward pass that take as long as the pass itself; 0: drafts ignore the load."""
+    snapshot: Path | None = None
+    """File that the cached answers are loaded from and saved to."""
+    snapshot_minutes: float = 10.0
+    """Minutes between two saves while the engine serves; 0: only when the process ends."""
 
 
 def _parse_switch(text: str) -> bool:
@@ -95,11 +105,27 @@ def _parse_appendable_file(text: str) -> Path | None:
     return path
 
 
+def _parse_replaceable_file(text: str) -> Path | None:
+    if not text:
+        return None
+    path = Path(text).absolute()
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(text)
+    return path
+
+
 def _parse_seconds(text: str) -> float:
     seconds = float(text)
     if not 0 <= seconds < float("inf"):
         raise ValueError(text)
     return seconds
+
+
+def _parse_tokens(text: str) -> int:
+    tokens = int(text)
+    if not 0 <= tokens <= 1 << 30:
+        raise ValueError(text)
+    return tokens
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -142,6 +168,28 @@ KNOBS: tuple[Knob, ...] = (
         "request's cache_salt does not reach the workers.",
         _one_of("global", "lora", "none"),
     ),
+    Knob(
+        VERIFY_TOKENS,
+        "256",
+        "a number of tokens, or 0 for drafts that ignore the load",
+        "How many tokens in a forward pass take as long as the pass itself. The more requests are "
+        "in a step, the more probable a token must be to be drafted.",
+        _parse_tokens,
+    ),
+    Knob(
+        SNAPSHOT,
+        "",
+        "the path of a file, there or not, in a directory that can be written to",
+        "The cached answers are loaded from it at start-up and saved to it, by one process.",
+        _parse_replaceable_file,
+    ),
+    Knob(
+        SNAPSHOT_MINUTES,
+        "10",
+        "a number of minutes, or 0 to save only when the process ends",
+        "How often the cached answers are saved while the engine serves.",
+        _parse_seconds,
+    ),
 )
 """Every variable that the plugin reads."""
 
@@ -165,12 +213,27 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
             raise SettingError(_unknown(name, list(known)))
-    return Settings(
+    settings = Settings(
         log_seconds=_read(known[LOG_SECONDS], environ),
         stamps=_read(known["VLLM_DRAFTER_STAMPS"], environ),
         route=_read(known[ROUTE], environ),
         sharing=_read(known[SHARING], environ),
+        verify_tokens=_read(known[VERIFY_TOKENS], environ),
+        snapshot=_read(known[SNAPSHOT], environ),
+        snapshot_minutes=_read(known[SNAPSHOT_MINUTES], environ),
     )
+    if settings.snapshot is not None and settings.sharing != "global":
+        raise SettingError(
+            f"{SNAPSHOT}={environ[SNAPSHOT]!r}: expected {SHARING}=global with it, found "
+            f"{SHARING}={settings.sharing}: a snapshot holds the answers to everyone. Unset one "
+            "of the two."
+        )
+    if settings.snapshot is not None and settings.route == "shim":
+        raise SettingError(
+            f"{SNAPSHOT}={environ[SNAPSHOT]!r}: expected {ROUTE}=patch with it: with the shim "
+            "vLLM's own proposer owns the cache. Unset one of the two."
+        )
+    return settings
 
 
 def _read(knob: Knob, environ: Mapping[str, str]) -> Any:
