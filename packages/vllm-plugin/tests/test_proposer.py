@@ -190,7 +190,8 @@ def test_a_resumed_request_counts_once_as_a_source(proposer):
     proposer.propose(8, batch, [])
     batch.add("a", [1, 2, 3], COPYABLE)
     proposer.propose(8, batch, batch.sample({"a": [50]}))
-    assert proposer.loop._drafter.stats().cached_tokens == len(COPYABLE) + 1
+    prompt = 3  # its end is kept with the response
+    assert proposer.loop._drafter.stats().cached_tokens == prompt + len(COPYABLE) + 1
 
 
 def test_an_id_used_again_in_the_next_step_is_a_new_request(proposer):
@@ -282,9 +283,22 @@ def test_unlikely_tokens_are_left_out():
     batch.add("a", [5, 6, 1, 5, 6, 2, 5, 6, 3, 8, 5])
     sampled = batch.sample({"a": [6]})
     some = TokensPerStepProposer(vllm_config(min_token_prob=0.2)).propose(8, batch, sampled)
-    none = TokensPerStepProposer(vllm_config(min_token_prob=0.3)).propose(8, batch, sampled)
+    none = TokensPerStepProposer(vllm_config(min_token_prob=0.8)).propose(8, batch, sampled)
     assert some[0][:1] in ([1], [2], [3])
     assert none == [[]]
+
+
+def test_a_full_step_drafts_less_for_each_request(monkeypatch):
+    def drafted(verify_tokens: str) -> int:
+        monkeypatch.setenv("VLLM_DRAFTER_VERIFY_TOKENS", verify_tokens)
+        proposer = TokensPerStepProposer(vllm_config())
+        batch = Batch()
+        for i in range(8):
+            batch.add(f"{i}", [*COPYABLE, 1, 2, 3, i + 50])
+        drafts = proposer.propose(8, batch, batch.sample({name: [11] for name in batch.req_ids}))
+        return sum(map(len, drafts))
+
+    assert drafted("0") > drafted("1")
 
 
 def test_without_a_cache_of_responses_only_the_request_itself_is_drafted_from():
