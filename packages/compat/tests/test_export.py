@@ -155,6 +155,17 @@ def test_members_of_a_class_bring_their_shapes_and_what_the_patch_relies_on_besi
     )
 
 
+def test_what_a_patch_relies_on_is_relied_on_where_the_patch_is_applied(root: Path) -> None:
+    own = Anchor(id="own", why="w", module="lib.core", text="LIMIT = 1", versions=">=1.2")
+    rest = Anchor(id="rest", why="w", module="lib.core", text="LIMIT = 1")
+
+    class Tuned(Patch, target="lib.core:Drafter", versions=">=1.1", relies_on=(own, rest)):
+        depth = 8
+
+    versions = {symbol.id: symbol.versions for symbol in surface(root, Tuned)}
+    assert versions == {"Tuned:depth": ">=1.1", "own": ">=1.2", "rest": ">=1.1"}
+
+
 def test_a_patch_that_only_adds_relies_on_its_class(root: Path) -> None:
     class Only(Patch, target="lib.core:Drafter", adds=("x",)):
         x = 1
@@ -167,7 +178,7 @@ def test_a_worker_patch_relies_on_the_start_of_workers(root: Path) -> None:
         LIMIT = 3
 
     names = [getattr(symbol, "name", "") for symbol in surface(root, Late)]
-    assert "WorkerWrapperBase.init_worker" in names
+    assert "WorkerWrapperBase.init_device" in names
 
 
 def test_without_claimed_versions_the_surface_claims_what_it_was_read_from(root: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_wrong_name_lists_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> N
         pending()
 
 
-@pytest.mark.parametrize("version", ["0.23.0", "0.34.0"])
+@pytest.mark.parametrize("version", ["0.25.1", "0.34.0"])
 def test_no_patch_is_applied_to_a_release_that_nobody_looked_at(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

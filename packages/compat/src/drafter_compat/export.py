@@ -8,6 +8,7 @@ that a patch imports lazily.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,10 @@ def _symbols_of(patch: type[Patch], tree: SourceTree) -> Iterator[Symbol]:
             yield _member_of_class(patch, source, name, member)
         else:
             yield from _name_of_module(patch, source, name, member, tree)
-    yield from spec.relies_on
+    for symbol in spec.relies_on:
+        # Where the patch is skipped, nothing is relied on.
+        skipped_elsewhere = symbol.versions is None and spec.versions
+        yield dataclasses.replace(symbol, versions=spec.versions) if skipped_elsewhere else symbol
     if spec.when == "worker":
         yield FunctionShape(
             id="worker-start",

@@ -28,7 +28,7 @@ registry = Registry(
         HybridDraftingGuard,
         HybridDrafting,
     ],
-    versions=">=0.24,<0.34",
+    versions=">=0.26,<0.34",
     selection=True,
 )
 """What `register` applies."""

@@ -33,7 +33,7 @@ __all__ = [
 
 THRESHOLD_VARIABLE = "VLLM_HYBRID_DRAFTING_THRESHOLD"
 DEFAULT_THRESHOLD = 2.0
-VERSIONS = ">=0.24,<0.34"
+VERSIONS = ">=0.30,<0.34"
 
 
 def read_threshold(environ: Mapping[str, str] | None = None) -> float:
