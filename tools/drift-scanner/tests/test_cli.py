@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -418,6 +419,20 @@ def test_the_cache_tells_its_size_and_can_be_cleared(capsys: pytest.CaptureFixtu
     assert run("cache", "info", "--json") == 0
     kinds = json.loads(capsys.readouterr().out)["kinds"]
     assert all(kind["files"] == 0 for kind in kinds.values())
+
+
+def test_a_process_of_the_analysis_that_dies_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dying(count: int, context: object, **_: object) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(count, context, initializer=os._exit, initargs=(3,))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", dying)
+
+    assert run("scan", "--surface", "surface.toml", ">=1", "--json", "--jobs", "2") == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["findings"]
+    assert "Traceback" not in captured.err
 
 
 def test_a_reader_that_goes_away_does_not_change_the_exit_code() -> None:

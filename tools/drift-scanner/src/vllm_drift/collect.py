@@ -84,7 +84,7 @@ def _parse(text: str) -> ast.Module:
 
 def _first_line(node: ast.stmt) -> int:
     decorators: Sequence[ast.expr] = getattr(node, "decorator_list", ())
-    return min(n.lineno for n in (node, *decorators))
+    return min([node.lineno, *(d.lineno for d in decorators)])
 
 
 def _cut_statements(

@@ -445,7 +445,8 @@ def _only_called(plugin: SourceTree, name: str) -> bool:
         tree = parse_quietly(plugin.text(module) or "")
         if tree is None:
             return False
-        called, annotated = set(), set()
+        called: set[ast.AST] = set()
+        annotated: set[ast.AST] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 called.add(node.func)

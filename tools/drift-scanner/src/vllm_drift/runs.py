@@ -17,6 +17,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def scan(
     """
     _need_releases(candidates)
 
-    def run() -> Report:
+    def run(workers: int | None) -> Report:
         with _analysis(sources.cache, len(candidates), workers) as analysis:
             releases, pending = [], []
             for release in _read(sources, candidates, analysis, assumed, step):
@@ -94,7 +95,7 @@ def scan(
             notes=notes + _gaps(surface, findings, labels),
         )
 
-    return _reading_again(run)
+    return _persisting(run, workers)
 
 
 def infer(
@@ -132,7 +133,7 @@ def check(
     where a release cannot be read, or nothing that the plugin relies on was found in its source.
     """
 
-    def run() -> tuple[Report, Surface]:
+    def run(workers: int | None) -> tuple[Report, Surface]:
         with _analysis(sources.cache, _MOST_PARTS, workers, keep_trees=True) as analysis:
             older, newer = _read(sources, [old, new], analysis, assumed, step)
             notes: tuple[str, ...] = ()
@@ -157,7 +158,7 @@ def check(
         )
         return report, declared
 
-    return _reading_again(run)
+    return _persisting(run, workers)
 
 
 def _parts(surface: Surface, count: int) -> list[Surface]:
@@ -201,7 +202,7 @@ def bisect(
             f"such as '>=0.30'"
         )
 
-    def run() -> Report:
+    def run(workers: int | None) -> Report:
         with _analysis(sources.cache, len(candidates), workers) as analysis:
             releases: list[_Release] = []
             pending = []
@@ -218,7 +219,7 @@ def bisect(
             findings=tuple(f.replace(first_seen=f.release) for f in findings),
         )
 
-    return _reading_again(run)
+    return _persisting(run, workers)
 
 
 def ledger(
@@ -236,7 +237,7 @@ def ledger(
     """
     _need_releases(candidates)
 
-    def run() -> Report:
+    def run(workers: int | None) -> Report:
         with _analysis(sources.cache, len(candidates), workers) as analysis:
             releases: list[_Release] = []
             scans, changes = [], []
@@ -267,7 +268,7 @@ def ledger(
             notes=_gaps(surface, found, labels),
         )
 
-    return _reading_again(run)
+    return _persisting(run, workers)
 
 
 @dataclass(frozen=True)
@@ -402,15 +403,21 @@ def _read_one(
     )
 
 
-def _reading_again(run: Callable[[], _T]) -> _T:
-    """Run, and once more without the damaged packs that it comes across."""
+def _persisting(run: Callable[[int | None], _T], workers: int | None) -> _T:
+    """Run, and once more without the damaged packs that it comes across; in this process alone if
+    another one of the analysis died (for want of memory, most of the time).
+    """
     for _ in range(8):
         try:
-            return run()
+            return run(workers)
         except CorruptPack as e:
             if e.path is None:
                 raise SourceError(str(e)) from e
             e.path.unlink(missing_ok=True)
+        except BrokenProcessPool as e:
+            if workers == 1:
+                raise SourceError(f"a process of the analysis died: {e}") from e
+            workers = 1
     raise SourceError("the cache keeps being damaged; clear it with 'vllm-drift cache clear'")
 
 
