@@ -248,6 +248,18 @@ def test_an_unknown_requirement_names_the_nearest(make) -> None:
         registry.apply(version="1.0")
 
 
+def test_a_patch_that_comes_too_late_is_refused(make) -> None:
+    registry = make(patch_of("lib.a.f", name="new"))
+    registry.apply(version="1.0")
+    late = patch_of("lib.c.h", name="late")
+    with pytest.raises(PatchError, match="my-plugin is applied already, and would never apply"):
+        registry.add(late)
+    registry.revert()
+    registry.add(late)
+    registry.apply(version="1.0")
+    assert f_and_h() == ("new", "late")
+
+
 def test_one_name_is_given_once(make) -> None:
     registry = make(patch_of("lib.a.f", name="same"))
     with pytest.raises(PatchError, match="two patches called 'same'"):

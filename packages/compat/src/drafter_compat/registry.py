@@ -142,11 +142,23 @@ class Registry:
     # --- declaring ---------------------------------------------------------------------
 
     def add(self, patch: type[Patch]) -> type[Patch]:
-        """Add a patch; usable as a decorator. Raises PatchError if the name is taken."""
+        """Add a patch; usable as a decorator.
+
+        Raises PatchError if the name is taken, or if the registry is applied already: the patch
+        would never be.
+        """
+        if self._is_applied():
+            raise PatchError(
+                f"{self.owner} is applied already, and would never apply {patch.spec.name!r}: add "
+                f"it before apply(), or revert() first"
+            )
         if patch.spec.name in self._entries:
             raise PatchError(f"{self.owner} has two patches called {patch.spec.name!r}; rename one")
         self._entries[patch.spec.name] = _Entry(patch)
         return patch
+
+    def _is_applied(self) -> bool:
+        return any(entry.state in (APPLIED, PENDING) for entry in self._entries.values())
 
     @property
     def patches(self) -> tuple[type[Patch], ...]:
@@ -196,7 +208,7 @@ class Registry:
         nothing of this registry is applied.
         """
         with self._lock:
-            if any(entry.state in (APPLIED, PENDING) for entry in self._entries.values()):
+            if self._is_applied():
                 return self.report()
             ordered = self._ordered()
             chosen = self._chosen(select)
