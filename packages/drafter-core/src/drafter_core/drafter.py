@@ -139,7 +139,7 @@ class SuffixDrafter:
             the whole context. Slower, and larger by 40 %.
         verify_tokens: how many tokens in a forward pass take as long as the pass itself. A step
             then drafts no more than pays, fewer for each request the more requests there are; see
-            docs/load.md. None: what is drafted for a request does not depend on the others.
+            docs/acceptance.md. None: what is drafted for a request does not depend on the others.
 
     Not thread-safe: one drafter belongs to one thread.
     """
