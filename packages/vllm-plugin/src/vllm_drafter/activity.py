@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
-from typing import TypeVar, Union
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-T = TypeVar("T")
-Buffer = Union[bytes, "array[int]"]
+_Drafts = tuple[bytes, bytes]
+_Step = tuple[float, list[int], list[_Drafts]]
 
 __all__ = ["Activity", "Sizes", "Tally"]
 
@@ -91,61 +90,51 @@ class Activity:
     A step copies lengths and no more: adding them up is left to the thread that takes them.
     """
 
-    def __init__(self, num_speculative_tokens: int = 0) -> None:
-        """`num_speculative_tokens`: most tokens in a draft."""
+    def __init__(self) -> None:
         self.on = False
         """Whether somebody takes the notes. Where nobody does, none are made."""
         self.requests = 0
         """Requests drafted for, so far."""
-        # A row samples its accepted tokens and one more.
-        self._type = "B" if num_speculative_tokens + 1 < 256 else "i"
-        self._seconds: list[float] = []
-        self._sampled: list[Buffer] = []
-        self._drafted: list[Buffer] = []
-        self._matched: list[Buffer] = []
-        self._proposed: list[Buffer] = []
-        self._pending: list[Buffer] = []
+        self._steps: list[_Step] = []
+        self._drafts: list[_Drafts] = []
+        self._proposed: list[_Drafts] = []
 
     def note_drafts(self, lengths: npt.NDArray[np.int32], matches: npt.NDArray[np.int32]) -> None:
         """Note drafts and the matches that they come from: int32 [n] each, in tokens."""
         if self.on:
-            self._pending.append(lengths.tobytes())
-            self._matched.append(matches.tobytes())
+            self._drafts.append((lengths.tobytes(), matches.tobytes()))
 
-    def note_step(self, seconds: float, sampled: Sequence[Sized]) -> None:
-        """Note that a step, whose drafts have been noted, took so long, and what each row had
-        sampled.
+    def note_step(self, seconds: float, sampled: list[int]) -> None:
+        """Note that a step, whose drafts have been noted, took so long, and how many tokens each
+        row had sampled. The list is kept.
         """
         if self.on:
-            # What a step proposes is accepted at the next one: counted there, with what became of
-            # it, no interval has more accepted tokens than drafted ones.
-            self._drafted += self._proposed
-            self._proposed, self._pending = self._pending, []
-            # Lengths at once: the engine cuts the lists of rows that stop.
-            lengths = map(len, sampled)
-            self._sampled.append(bytes(lengths) if self._type == "B" else array("i", lengths))
-            self._seconds.append(seconds)
+            self._steps.append((seconds, sampled, self._drafts))
+            self._drafts = []
 
     def take(self) -> tuple[list[float], Tally]:
         """Return the time of each step, in seconds, and the lengths, since the last time."""
-        # In this order: a step that is being noted meanwhile has its drafts counted first.
-        seconds, sampled = _take(self._seconds), _take(self._sampled)
-        drafted, matched = _take(self._drafted), _take(self._matched)
-        return seconds, Tally(
-            len(seconds), _counted(sampled, self._type), _counted(drafted), _counted(matched)
+        # Not a new list: the other thread may be about to append to this one.
+        steps = self._steps[: len(self._steps)]
+        del self._steps[: len(steps)]
+        if not steps:
+            return [], Tally()
+        drafts = [call for _, _, calls in steps for call in calls]
+        # What a step proposes is accepted at the next one: counted there, with what became of it,
+        # no interval has more accepted tokens than drafted ones.
+        ready = self._proposed + drafts[: len(drafts) - len(steps[-1][2])]
+        self._proposed = steps[-1][2]
+        return [seconds for seconds, _, _ in steps], Tally(
+            len(steps),
+            _counted(array("i", chain.from_iterable(sampled for _, sampled, _ in steps))),
+            _counted(b"".join(lengths for lengths, _ in ready)),
+            _counted(b"".join(matches for _, matches in drafts)),
         )
 
 
-def _take(notes: list[T]) -> list[T]:
-    # Not a new list: the other thread may be about to append to this one.
-    count = len(notes)
-    taken = notes[:count]
-    del notes[:count]
-    return taken
-
-
-def _counted(lengths: list[Buffer], type_: str = "i") -> Counter[int]:
-    counts = np.bincount(np.frombuffer(b"".join(lengths), dtype=type_))
+def _counted(lengths: bytes | array[int]) -> Counter[int]:
+    """How often each length occurs in an array of int32."""
+    counts = np.bincount(np.frombuffer(lengths, dtype=np.int32))
     return Counter({length: count for length, count in enumerate(counts.tolist()) if count})
 
 

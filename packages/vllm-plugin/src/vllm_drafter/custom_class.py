@@ -76,8 +76,9 @@ class CustomClassProposer:
             return drafts
         started = time.perf_counter()
         try:
-            rows = [row for row, sampled in enumerate(sampled_token_ids) if len(sampled) > 0]
-            new = [len(sampled_token_ids[row]) for row in rows]
+            sampled = list(map(len, sampled_token_ids))
+            rows = [row for row, count in enumerate(sampled) if count]
+            new = [sampled[row] for row in rows]
             keys, prompt_lengths, gone = self.rows.follow(
                 rows, new, num_tokens_no_spec, token_ids_cpu
             )
@@ -93,7 +94,7 @@ class CustomClassProposer:
                 )
                 for row, draft in zip(rows, drafted, strict=True):
                     drafts[row] = draft
-            self.loop.activity.note_step(time.perf_counter() - started, sampled_token_ids)
+            self.loop.activity.note_step(time.perf_counter() - started, sampled)
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
             self.loop.note_fault(fault)
             return [[] for _ in sampled_token_ids]

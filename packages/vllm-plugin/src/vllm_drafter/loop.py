@@ -114,7 +114,7 @@ class DraftLoop:
         self.settings = settings
         self.faults = 0
         """Faults so far: each cost one request its drafts, or all requests those of one step."""
-        self.activity = Activity(settings.num_speculative_tokens)
+        self.activity = Activity()
         """What its steps did, for whoever publishes it."""
         self.siblings: tuple[DraftLoop, ...] = ()
         """Loops of requests that share nothing with this one's; they count as part of it."""
@@ -385,6 +385,6 @@ class DraftLoop:
                     _Step(["try-out"], row, [prompt_length], token_ids, num_tokens, max_tokens)
                 )
         self._forget("try-out")
-        self.activity = Activity(self.settings.num_speculative_tokens)
+        self.activity = Activity()
         if self.faults:
             raise RuntimeError("the drafter refused a request that it must take")

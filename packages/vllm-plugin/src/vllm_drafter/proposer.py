@@ -61,8 +61,9 @@ class SuffixProposer:
         """One draft for each row, empty for a row that sampled nothing (a partial prefill)."""
         started = time.perf_counter()
         try:
-            drafts = self._propose_rows(num_speculative_tokens, input_batch, sampled_token_ids)
-            self.loop.activity.note_step(time.perf_counter() - started, sampled_token_ids)
+            sampled = list(map(len, sampled_token_ids))
+            drafts = self._propose_rows(num_speculative_tokens, input_batch, sampled)
+            self.loop.activity.note_step(time.perf_counter() - started, sampled)
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
             self.loop.note_fault(fault)
             return [[] for _ in sampled_token_ids]
@@ -72,13 +73,14 @@ class SuffixProposer:
         self,
         num_speculative_tokens: int,
         input_batch: Any,
-        sampled_token_ids: Sequence[Sequence[int]],
+        sampled: list[int],
     ) -> list[list[int]]:
-        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        """The same; `sampled` is how many tokens each row sampled."""
+        drafts: list[list[int]] = [[] for _ in sampled]
         running = input_batch.req_id_to_index.keys()
         for loop in self._loops.values():
             loop.retire(loop.not_running(running))
-        rows = self._rows_to_draft(input_batch, sampled_token_ids)
+        rows = self._rows_to_draft(input_batch, sampled)
         for adapter, its_rows in self._by_adapter(input_batch, rows).items():
             places = np.asarray(its_rows, dtype=np.int64)
             drafted = self._loop_of(adapter).step(
@@ -113,18 +115,11 @@ class SuffixProposer:
             self.loop.drop_sibling(self._loops.pop(oldest))
         return loop
 
-    def _rows_to_draft(
-        self, input_batch: Any, sampled_token_ids: Sequence[Sequence[int]]
-    ) -> list[int]:
+    def _rows_to_draft(self, input_batch: Any, sampled: list[int]) -> list[int]:
         # The ids of a prompt given as embeddings are not in the row: what is there is someone
         # else's.
         unreadable = input_batch.req_prompt_embeds
-        return [
-            row
-            for row, sampled in enumerate(sampled_token_ids)
-            # Releases up to 0.11.2 give arrays, which have no truth value.
-            if len(sampled) > 0 and row not in unreadable
-        ]
+        return [row for row, count in enumerate(sampled) if count and row not in unreadable]
 
 
 class InputBatchProposer(SuffixProposer):
@@ -136,10 +131,8 @@ class InputBatchProposer(SuffixProposer):
         """One draft, maybe empty, for each row."""
         return self._propose(self.num_speculative_tokens, input_batch, sampled_token_ids)
 
-    def _rows_to_draft(
-        self, input_batch: Any, sampled_token_ids: Sequence[Sequence[int]]
-    ) -> list[int]:
-        rows = super()._rows_to_draft(input_batch, sampled_token_ids)
+    def _rows_to_draft(self, input_batch: Any, sampled: list[int]) -> list[int]:
+        rows = super()._rows_to_draft(input_batch, sampled)
         # Up to 0.13 the rejection sampler cannot do penalties, min_p or logprobs, and the batch
         # lists such requests.
         refused = getattr(input_batch, "spec_decode_unsupported_reqs", ())
