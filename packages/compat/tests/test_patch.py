@@ -789,15 +789,19 @@ def test_a_body_hash_is_the_same_on_every_python() -> None:
     assert body_hash(documented) == "sha256:ebb90c84cbdfa5c66299dad656ab2ef6"
 
 
-def test_the_shape_is_that_of_the_original_beneath_other_layers() -> None:
+def test_a_stacked_patch_is_compared_with_the_package_not_with_the_patch_beneath_it() -> None:
     Target = target_class()
 
-    class Under(Patch[Target]):
+    class First(Patch[Target], expects={"method": "(self, x)"}):
         def method(self, *args):
-            return Under.original("method")(self, *args)
+            return First.original("method")(self, *args)
 
-    Over = expecting(Target, "(self, *args)", after=("Under",))
-    Under.apply()
-    Over.apply()
-    Over.revert()
-    Under.revert()
+    class Second(Patch[Target], expects={"method": "(self, x)"}, after=("First",)):
+        def method(self, *args, **kwargs):
+            return Second.original("method")(self, *args, **kwargs)
+
+    First.apply()
+    Second.apply()
+    assert Target().method(1) == 1
+    Second.revert()
+    First.revert()

@@ -20,6 +20,7 @@ __all__ = [
     "add_layer",
     "before",
     "beneath",
+    "beneath_all",
     "remove_layer",
     "stacks",
     "unpatched",
@@ -138,17 +139,29 @@ def beneath(owner: Owner, name: str, patch: Any) -> Any:
     """The raw value (descriptors unbound) under the layer of `patch`, inherited ones included, or
     MISSING."""
     stack = _stacks.get((id(owner), name))
-    value: Any = MISSING
-    if stack is not None:
-        value = stack.base
-        for layer in stack.layers:
-            if layer.patch is patch:
-                break
-            value = layer.value
-    else:
-        value = vars(owner).get(name, MISSING)
+    value = before(owner, name)
+    for layer in stack.layers if stack is not None else ():
+        if layer.patch is patch:
+            break
+        value = layer.value
+    return _inherited(owner, name) if value is MISSING else value
+
+
+def beneath_all(owner: Owner, name: str) -> Any:
+    """As `beneath`, under every layer, those of the classes it is inherited from included: what the
+    patched package itself has."""
+    value = before(owner, name)
     if value is MISSING and isinstance(owner, type):
+        for base in owner.__mro__[1:]:
+            value = before(base, name)
+            if value is not MISSING:
+                break
+    return value
+
+
+def _inherited(owner: Owner, name: str) -> Any:
+    if isinstance(owner, type):
         for base in owner.__mro__[1:]:
             if name in vars(base):
                 return vars(base)[name]
-    return value
+    return MISSING
