@@ -96,6 +96,8 @@ def kept_head(model: Any) -> dict[str, Any]:
     """In the worker: what was kept, as float64 (exact), and the types it had."""
     import torch
 
+    if not model.kept:
+        return {"logits": []}
     hidden = torch.cat([one for one, _ in model.kept]).double()
     logits = torch.cat([one for _, one in model.kept])
     return {

@@ -77,8 +77,9 @@ def test_with_it_requests_finish_by_the_priority_in_their_extra_arguments(served
 
 
 def test_an_urgent_request_does_not_wait_for_a_seat(served):
-    assert steps_of(served["patch"], "top") <= SHORT + 1
-    assert steps_of(served["patch"], "middle") <= SHORT + 1
+    # One token a step, and a little for the engine to come round.
+    assert steps_of(served["patch"], "top") <= SHORT + 3
+    assert steps_of(served["patch"], "middle") <= SHORT + 3
 
 
 def test_vllms_own_policy_gives_the_same_order_once_seats_are_free(served):
