@@ -352,6 +352,15 @@ def test_a_kind_of_change_has_its_verdict(kind: str) -> None:
     assert all(f.old or f.new for f in report.drift), "a finding has a witness"
 
 
+def test_a_removed_hook_says_that_the_override_is_never_called() -> None:
+    before = "class B:\n    def step(self, a): ...\n    def go(self): self.step(1)\n"
+    report = check(OVERRIDES, {"vllm/m.py": before}, {"vllm/m.py": "class B: ...\n"})
+
+    (finding,) = report.drift
+    assert finding.verdict is Verdict.REMOVED
+    assert "override of it is never called" in finding.message
+
+
 def test_a_keyword_that_a_double_star_takes_now_cannot_be_told() -> None:
     report = check(
         CALLS.format("1, b=2"),

@@ -7,6 +7,7 @@ holds two releases against each other. Both return outcomes with a witness in th
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,13 @@ from vllm_drift import normal
 from vllm_drift.collect import NotParsed, parse_signature
 from vllm_drift.facts import Assignment, Call, Class, Function, Signature
 from vllm_drift.findings import Location, Severity, Verdict
-from vllm_drift.infer_by_use import judge_class_by_use, judge_factory_by_use, judge_function_by_use
+from vllm_drift.infer_by_use import (
+    is_mentioned,
+    is_only_overridden,
+    judge_class_by_use,
+    judge_factory_by_use,
+    judge_function_by_use,
+)
 from vllm_drift.judging import (
     Context,
     Outcome,
@@ -143,7 +150,8 @@ def _compare_one_function(
         assert after is not None
         return [_appeared(target, Location(after[0].path, after[1].line), old.label)]
     if after is None:
-        return [_no_function(module, name, new, old)]
+        gone = _no_function(module, name, new, old)
+        return [_silently(gone, symbol, new) if symbol is not None else gone]
     (old_model, old_function), (new_model, new_function) = before, after
     was = Location(old_model.path, old_function.line)
     now = Location(new_model.path, new_function.line)
@@ -210,6 +218,17 @@ def _compare_one_function(
     if outcomes:
         return outcomes
     return [Outcome(Verdict.UNCHANGED, f"{target} is unchanged", was, now, target=target)]
+
+
+def _silently(gone: Outcome, symbol: FunctionShape, new: View) -> Outcome:
+    """Say of a removed method that is only overridden what that means: no error, and no effect."""
+    last = symbol.name.rpartition(".")[2]
+    if gone.verdict is not Verdict.REMOVED or not is_only_overridden(symbol):
+        return gone
+    if is_mentioned(new.tree, last):
+        return gone
+    note = f"nothing in {new.label} mentions {last}: the plugin's override of it is never called"
+    return dataclasses.replace(gone, message=f"{gone.message}; {note}")
 
 
 def _override_dropped(

@@ -25,6 +25,8 @@ from vllm_drift.judging import Outcome
 from vllm_drift.tree import SourceTree
 
 __all__ = [
+    "is_mentioned",
+    "is_only_overridden",
     "judge_class_by_use",
     "judge_factory_by_use",
     "judge_function_by_use",
@@ -183,9 +185,9 @@ def _never_called(
     is defined: a call by a name in a string counts as a mention.
     """
     owner, _, name = symbol.name.rpartition(".")
-    if name.startswith("__") or _mentioned(new, name):
+    if name.startswith("__") or is_mentioned(new.tree, name):
         return
-    override = "overridden" in symbol.why and "patched" not in symbol.why
+    override = is_only_overridden(symbol)
     through = old.find(symbol.module, owner) if owner else None
     calls = find_callers(old, before, through, override=override)
     if calls:
@@ -196,13 +198,15 @@ def _never_called(
         )
 
 
-def _mentioned(release: Release, name: str) -> bool:
+def is_only_overridden(symbol: FunctionShape) -> bool:
+    """Whether a subclass of the plugin defines the method, and nothing patches it."""
+    return "overridden" in symbol.why and "patched" not in symbol.why
+
+
+def is_mentioned(tree: SourceTree, name: str) -> bool:
     """Whether a name occurs anywhere in a release but in `def name`."""
     use = re.compile(rf"(?<!def )\b{re.escape(name)}\b")
-    return any(
-        use.search(release.tree.text(module) or "")
-        for module in release.tree.files_containing(name)
-    )
+    return any(use.search(tree.text(module) or "") for module in tree.files_containing(name))
 
 
 def _never_fitted(calls: tuple[str, ...], where: _Where) -> Iterator[Outcome]:
@@ -251,7 +255,7 @@ def _demands(
     if where.same_shape and _stands_in(replacement, where.now):
         return []
     owner = symbol.name.rpartition(".")[0]
-    override = "overridden" in symbol.why and "patched" not in symbol.why
+    override = is_only_overridden(symbol)
     settled = _failing(old, before, old.find(symbol.module, owner), replacement, override)
     fresh = _failing(new, after, new.find(symbol.module, owner), replacement, override)
     known = {(c.function, p) for c, p in settled if _problem(where.was, c.call) is None}
