@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import threading
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 from batches import COPYABLE, Batch, vllm_config
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from typer.testing import CliRunner
 
 from vllm_drafter import metrics
 from vllm_drafter.activity import Activity, Sizes, Tally
+from vllm_drafter.cli import app
 from vllm_drafter.custom_class import CustomClassProposer
 from vllm_drafter.metrics import METRICS, Publisher, serve
 from vllm_drafter.proposer import TokensPerStepProposer
@@ -385,3 +389,70 @@ def test_quantiles_are_taken_from_within_a_bucket(quantile, expected):
 def test_top_says_what_to_do_where_no_server_answers():
     with pytest.raises(NoMetrics, match=r"127\.0\.0\.1:9/metrics.*running vLLM server"):
         read("127.0.0.1:9")
+
+
+@pytest.fixture
+def address(published):
+    """Where the text of the published metrics, and nothing else, can be read."""
+    _, _, text = published
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = {"/metrics": text(), "/none/metrics": "other 1.0\n"}.get(self.path, "<html>\n")
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("form", ["{}", "http://{}", "http://{}/", "http://{}/metrics"])
+def test_top_finds_the_metrics_of_a_server(address, form):
+    [process] = read(form.format(address))
+    assert process.values["accepted_tokens"] == 2
+
+
+def test_top_says_that_a_server_does_not_draft_with_us(address):
+    with pytest.raises(NoMetrics, match=r"no metric is called vllm_drafter_.*doctor"):
+        read(f"{address}/none")
+
+
+def test_top_says_that_what_is_there_are_no_metrics(address):
+    with pytest.raises(NoMetrics, match="no Prometheus metrics"):
+        read(f"{address}/page")
+
+
+def test_top_prints_json_once(address):
+    done = CliRunner().invoke(app, ["top", address, "--json"])
+    assert done.exit_code == 0
+    [process] = json.loads(done.stdout)["processes"]
+    assert process["acceptance_by_position"] == [1, 1, 0]
+    assert process["step_seconds_median"] == pytest.approx(0.0002, rel=0.35)
+
+
+def test_top_ends_with_1_where_there_is_nothing_to_show(address):
+    done = CliRunner().invoke(app, ["top", f"{address}/none"])
+    assert done.exit_code == 1
+    assert "error" in done.stderr
+
+
+def test_top_shows_a_table_at_each_look(address, monkeypatch):
+    looks = iter([None, None, KeyboardInterrupt])
+
+    def sleep(_: float) -> None:
+        if (stop := next(looks)) is not None:
+            raise stop
+
+    monkeypatch.setattr("vllm_drafter.cli.time.sleep", sleep)
+    done = CliRunner().invoke(app, ["top", address], env={"COLUMNS": "160"})
+    assert done.exit_code == 0
+    assert "accepted/s" in done.stdout
