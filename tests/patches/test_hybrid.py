@@ -79,9 +79,13 @@ def test_a_draft_model_is_a_method_like_any_other(run, smollm, prompts, drafted)
         "method": "draft_model",
         "model": smollm,
         "num_speculative_tokens": 2,
-        "disable_padded_drafter_batch": True,
     }
-    engine = {"model": smollm, "dtype": "float32", "speculative_config": method}
+    engine = {
+        "model": smollm,
+        "dtype": "float32",
+        "speculative_config": method,
+        "async_scheduling": False,
+    }
     some = slice(0, len(prompts), 4)
     found = run(
         "drafts",

@@ -10,8 +10,11 @@ import pytest
 from vllm_patches.hybrid import (
     THRESHOLD_VARIABLE,
     HybridDrafter,
+    NotedBatch,
     better_draft,
+    overlay,
     read_threshold,
+    valid_ids,
 )
 
 
@@ -43,10 +46,9 @@ def test_a_wrong_threshold_names_the_variable(text) -> None:
         read_threshold({THRESHOLD_VARIABLE: text})
 
 
-def config(method: str | None, padded: bool = True) -> SimpleNamespace:
+def config(method: str | None, asynchronous: bool = False) -> SimpleNamespace:
     speculative = SimpleNamespace(
         method=method,
-        disable_padded_drafter_batch=not padded,
         num_speculative_tokens=4,
         suffix_decoding_max_tree_depth=24,
         suffix_decoding_max_cached_requests=100,
@@ -56,6 +58,7 @@ def config(method: str | None, padded: bool = True) -> SimpleNamespace:
     return SimpleNamespace(
         speculative_config=speculative if method else None,
         model_config=SimpleNamespace(max_model_len=64),
+        scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
     )
 
 
@@ -64,7 +67,7 @@ def config(method: str | None, padded: bool = True) -> SimpleNamespace:
     [
         (config(None), "no speculative method is configured"),
         (config("suffix"), "does not work with method 'suffix'"),
-        (config("eagle"), '"disable_padded_drafter_batch": true'),
+        (config("eagle", asynchronous=True), "with method 'eagle' add --no-async-scheduling"),
     ],
 )
 def test_what_leaves_nothing_to_choose_is_refused(given, message) -> None:
@@ -96,3 +99,35 @@ def test_each_row_gets_the_better_of_its_two_drafts(monkeypatch: pytest.MonkeyPa
     chosen = drafter.choose(4, rows, [[4], [21], []], [[9, 9], [8, 8], []])
     assert chosen == [[5, 6, 7, 1], [8, 8], []]
     assert drafter.taken == {"suffix": 1, "proposer": 1}
+
+
+def test_ids_of_rejected_drafts_and_of_partial_prefills_are_left_out() -> None:
+    sampled = [[5, 6, -1], [7, -1, -1], [8, -1, -1]]
+    assert valid_ids(sampled, 100, [False, False, True, False]) == [[5, 6], [7], []]
+    assert valid_ids([[5, 100]], 100, [False]) == [[5]]
+
+
+def test_a_row_has_what_was_sampled_before_the_runner_notes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(THRESHOLD_VARIABLE, "1.0")
+    rows = batch([[1, 2, 3, 4, 5, 6, 7, 1, 2], [9] * 63], prompt=9)
+    noted = NotedBatch(rows, [[3, 4], [8, 8]])
+    assert noted.num_tokens_no_spec.tolist() == [11, 64]
+    assert rows.num_tokens_no_spec.tolist() == [9, 63]
+    assert noted.token_ids_cpu[0, :11].tolist() == [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
+    chosen = HybridDrafter(config("draft_model")).choose(4, noted, [[3, 4], []], [[9, 9], []])
+    assert chosen == [[5, 6, 7, 1], []]
+
+
+class Tensor(np.ndarray):
+    """As much of a tensor as is needed here."""
+
+    def new_tensor(self, rows: list[list[int]]) -> Tensor:
+        return np.array(rows).view(Tensor)
+
+
+def test_in_a_tensor_a_short_draft_goes_on_with_what_was_there() -> None:
+    others = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]]).view(Tensor)
+    mixed = overlay(others, [[10], [4, 5, 6], [11, 12, 13, 14]])
+    assert mixed.tolist() == [[10, 2, 3], [4, 5, 6], [11, 12, 13]]

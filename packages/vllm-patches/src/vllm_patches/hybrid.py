@@ -9,8 +9,8 @@ number of its tokens expected to be accepted; where it beats a threshold, or whe
 has nothing, it is taken. Drafts are only ever proposals: what vLLM accepts, and so what is
 generated, is the same whatever is proposed.
 
-Drafting from text needs the sampled ids on the host, so a draft model and EAGLE need
-`"disable_padded_drafter_batch": true`, which also turns asynchronous scheduling off.
+Drafting from text needs the sampled ids on the host at each step, which asynchronous scheduling
+does not give: a draft model and EAGLE need `--no-async-scheduling`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drafter_compat.patch import Patch
-from drafter_compat.surface import Attributes, FunctionShape
+from drafter_compat.surface import Attributes
 
 __all__ = [
     "THRESHOLD_VARIABLE",
     "HybridDrafter",
     "HybridDrafting",
     "HybridDraftingGuard",
+    "NotedBatch",
     "better_draft",
+    "overlay",
     "read_threshold",
+    "valid_ids",
 ]
 
 THRESHOLD_VARIABLE = "VLLM_HYBRID_DRAFTING_THRESHOLD"
@@ -102,7 +105,7 @@ class HybridDrafter:
 
         Args:
             num_speculative_tokens: most tokens in a draft.
-            input_batch: the runner's.
+            input_batch: the runner's, with what was sampled in its rows.
             sampled_token_ids: for each row the newly sampled ids; empty for a partial prefill.
             others: for each row the draft of the configured method.
         """
@@ -131,12 +134,53 @@ def _check_configured(vllm_config: Any) -> None:
             f"not work with method {method!r}. Use ngram, draft_model or eagle, or take the patch "
             f"out of VLLM_PATCHES"
         )
-    on_the_host = method in ("ngram", "custom_class", "medusa")
-    if not on_the_host and not speculative.disable_padded_drafter_batch:
+    if vllm_config.scheduler_config.async_scheduling:
         raise ValueError(
-            f"hybrid-drafting needs the sampled ids on the host: with method {method!r} add "
-            f'"disable_padded_drafter_batch": true to --speculative-config'
+            f"hybrid-drafting needs the sampled ids on the host at each step: with method "
+            f"{method!r} add --no-async-scheduling"
         )
+
+
+class NotedBatch:
+    """A runner's batch whose rows have got what was sampled, before the runner has noted it.
+
+    Methods that draft on the device are asked for drafts first. What is written here is what the
+    runner writes right after.
+    """
+
+    def __init__(self, batch: Any, sampled: Sequence[Sequence[int]]) -> None:
+        """Note what was sampled: for each row its ids, none for a partial prefill."""
+        self._batch = batch
+        self.num_tokens_no_spec = batch.num_tokens_no_spec.copy()
+        for row, ids in enumerate(sampled):
+            start = int(self.num_tokens_no_spec[row])
+            room = batch.token_ids_cpu.shape[1] - start
+            batch.token_ids_cpu[row, start : start + len(ids)] = ids[:room]
+            self.num_tokens_no_spec[row] += min(len(ids), room)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+
+def valid_ids(
+    sampled: Sequence[Sequence[int]], vocabulary: int, partial: Sequence[bool]
+) -> list[list[int]]:
+    """Each row's ids without those that stand for a rejected draft; none for a partial prefill."""
+    return [
+        [] if unfinished else [token for token in row if 0 <= token < vocabulary]
+        for row, unfinished in zip(sampled, partial, strict=False)
+    ]
+
+
+def overlay(others: Any, chosen: Sequence[Sequence[int]]) -> Any:
+    """A tensor of drafts, int [n, k], with each row's first tokens replaced by those chosen.
+
+    A row's length is fixed there, so a shorter draft goes on with what the row had.
+    """
+    rows = others.tolist()
+    width = others.shape[1]
+    mixed = [[*draft, *row[len(draft) :]][:width] for row, draft in zip(rows, chosen, strict=True)]
+    return others.new_tensor(mixed) if mixed else others
 
 
 class HybridDraftingGuard(
@@ -181,7 +225,7 @@ class HybridDrafting(
             why="read the rows, and say that drafts have no probabilities",
             module="vllm.v1.worker.gpu_model_runner",
             name="GPUModelRunner",
-            reads=("input_batch", "_draft_probs", "_draft_prob_req_ids"),
+            reads=("input_batch", "discard_request_mask", "_draft_probs", "_draft_prob_req_ids"),
         ),
         Attributes(
             id="hybrid-drafting:step",
@@ -189,13 +233,6 @@ class HybridDrafting(
             module="vllm.v1.core.sched.output",
             name="SchedulerOutput",
             reads=("num_spec_tokens_to_schedule",),
-        ),
-        FunctionShape(
-            id="hybrid-drafting:drafts-on-the-host",
-            why="give vLLM lists where its own method may give a tensor",
-            module="vllm.v1.worker.gpu_model_runner",
-            name="GPUModelRunner._get_draft_token_ids_cpu",
-            signature="(self)",
         ),
     ),
 ):
@@ -216,9 +253,16 @@ class HybridDrafting(
         # draft as certain, which leaves the distribution of what is generated as it is.
         self._draft_probs = None
         self._draft_prob_req_ids = None
-        return self.hybrid_drafter.choose(
+        batch: Any = self.input_batch  # type: ignore[attr-defined]
+        if not isinstance(sampled_token_ids, list):
+            partial = self.discard_request_mask.np  # type: ignore[attr-defined]
+            sampled_token_ids = valid_ids(sampled_token_ids.tolist(), batch.vocab_size, partial)
+            batch = NotedBatch(batch, sampled_token_ids)
+        in_lists = isinstance(drafts, list)
+        chosen = self.hybrid_drafter.choose(
             scheduler_output.num_spec_tokens_to_schedule,
-            self.input_batch,  # type: ignore[attr-defined]
+            batch,
             sampled_token_ids,
-            drafts if isinstance(drafts, list) else drafts.tolist(),
+            drafts if in_lists else drafts.tolist(),
         )
+        return chosen if in_lists else overlay(drafts, chosen)
