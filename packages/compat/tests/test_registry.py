@@ -14,6 +14,7 @@ import pytest
 from drafter_compat import registry as registry_module
 from drafter_compat.patch import Patch, PatchConflict, PatchError
 from drafter_compat.registry import Registry
+from drafter_compat.surface import FunctionShape
 
 
 @pytest.fixture(autouse=True)
@@ -319,6 +320,59 @@ def test_what_requires_a_skipped_patch_is_skipped(make) -> None:
     )
     report = registry.apply(version="2.0")
     assert report["needs"].detail == "requires old, which is skipped: lib 2.0 is outside <1"
+
+
+def relying(name: str, attribute: str, **declared: Any) -> type[Patch]:
+    symbol = FunctionShape(id=name, why="call it", module="lib.c", name=attribute, signature="()")
+    return patch_of("lib.a.f", name=name, relies_on=(symbol,), **declared)
+
+
+@pytest.fixture
+def installed_lib(tmp_path) -> None:
+    (tmp_path / "lib-1.0.dist-info").mkdir()
+    (tmp_path / "lib-1.0.dist-info" / "METADATA").write_text("Name: lib\nVersion: 1.0\n")
+
+
+def test_what_a_patch_relies_on_besides_its_target_is_looked_at_first(make, installed_lib) -> None:
+    registry = make(relying("good", "h"))
+    assert registry.apply()["good"].state == "pending"
+    assert "lib.c" not in sys.modules
+
+
+def test_a_patch_whose_reliance_is_gone_is_refused_and_nothing_is_applied(
+    make, installed_lib
+) -> None:
+    importlib.import_module("lib.a")
+    registry = make(patch_of("lib.a.g", name="new g"), relying("bad", "gone"))
+    with pytest.raises(PatchError, match=r"patch bad does not fit this lib 1\.0: 1 of 1 symbols"):
+        registry.apply()
+    assert importlib.import_module("lib.a").g() == "g"
+    assert states(registry) == {"new g": "idle", "bad": "idle"}
+
+
+def test_an_optional_patch_whose_reliance_is_gone_is_left_out_with_what_requires_it(
+    make, installed_lib
+) -> None:
+    registry = make(
+        relying("bad", "gone", optional=True),
+        patch_of("lib.c.h", name="more", requires=("bad",), optional=True),
+        patch_of("lib.a.g", name="new g"),
+    )
+    report = registry.apply()
+    assert states(registry) == {"bad": "failed", "more": "failed", "new g": "pending"}
+    assert "patch bad does not fit this lib 1.0" in report["bad"].detail
+    assert report["more"].detail == "requires bad, which failed"
+
+
+def test_a_patch_that_is_not_optional_is_not_left_out_with_an_optional_one(
+    make, installed_lib
+) -> None:
+    registry = make(
+        relying("bad", "gone", optional=True),
+        patch_of("lib.c.h", name="more", requires=("bad",)),
+    )
+    with pytest.raises(PatchError, match="patch more requires bad, which failed"):
+        registry.apply()
 
 
 def test_the_version_is_that_of_the_installed_package(make, tmp_path) -> None:

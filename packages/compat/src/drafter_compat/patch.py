@@ -187,7 +187,8 @@ class PatchSpec:
     rebind: bool = True
     """Whether a replaced function or class is also rebound in modules that from-imported it."""
     relies_on: tuple[Symbol, ...] = ()
-    """Further symbols that the patch relies on, for the surface manifest."""
+    """Further symbols that the patch relies on: compared with the installed source before anything
+    is applied, and part of the surface manifest."""
 
 
 _RESERVED = {"spec", "original", "apply", "revert", "_owner", "_target"}

@@ -26,7 +26,13 @@ from packaging.version import Version
 
 from drafter_compat._words import nearest
 from drafter_compat.patch import AppliedPatch, Patch, PatchError, PatchSpec, lay_over
-from drafter_compat.versions import applies, installed_package, installed_vllm
+from drafter_compat.versions import (
+    InstalledPackage,
+    PackageNotInstalled,
+    applies,
+    installed_package,
+    installed_vllm,
+)
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -220,6 +226,9 @@ class Registry:
                 if state == FAILED:
                     raise PatchError(detail)
             for entry in ordered:
+                if decided[entry.spec.name][0] == PENDING:
+                    decided[entry.spec.name] = self._rely(entry.spec, version, decided)
+            for entry in ordered:
                 entry.state, entry.detail = decided[entry.spec.name]
             try:
                 for entry in ordered:
@@ -233,9 +242,7 @@ class Registry:
     def _installed_version(self, ordered: list[_Entry]) -> str:
         if not any(entry.spec.versions or entry.spec.pins for entry in ordered):
             return ""
-        if self.package == "vllm":
-            return installed_vllm().version
-        return installed_package(self.package).version
+        return self._installed().version
 
     def _chosen(self, select: Sequence[str] | None) -> set[str] | None:
         """The names that somebody chose, or None where nobody did."""
@@ -292,6 +299,51 @@ class Registry:
             if decided[name][0] == SKIPPED:
                 return SKIPPED, f"requires {name}, which is skipped: {decided[name][1]}"
         return PENDING, _waiting_for(spec)
+
+    def _rely(self, spec: PatchSpec, version: str, decided: Mapping[str, _Decision]) -> _Decision:
+        """Whether what a patch `relies_on` is there, as the installed source shows it.
+
+        Raises PatchError if it is not, unless the patch is optional.
+        """
+        for name in spec.requires:
+            if decided[name][0] == FAILED:
+                if not spec.optional:
+                    raise PatchError(f"patch {spec.name} requires {name}, which failed")
+                return FAILED, f"requires {name}, which failed"
+        if not spec.relies_on:
+            return decided[spec.name]
+        from drafter_compat.check import check_surface
+        from drafter_compat.surface import Surface
+
+        try:
+            package = self._installed()
+        except PackageNotInstalled:
+            # Nothing to look at: a stand-in, as tests of a patch have it.
+            return decided[spec.name]
+        surface = Surface(
+            plugin=f"patch {spec.name}",
+            package=self.package,
+            versions=spec.versions or ">=0",
+            symbols=spec.relies_on,
+            source=spec.module,
+        )
+        report = check_surface(
+            surface, version=version or package.version, root=package.root, accept_unclaimed=True
+        )
+        if report.ok:
+            return decided[spec.name]
+        message = report.explain(
+            turn_off=f"leave {spec.name} out with {SELECTION_VARIABLE}"
+            if self.selection
+            else f"uninstall {self.owner}"
+        )
+        if not spec.optional:
+            raise PatchError(message)
+        logger.warning("optional patch %s is left out: %s", spec.name, message)
+        return FAILED, message
+
+    def _installed(self) -> InstalledPackage:
+        return installed_vllm() if self.package == "vllm" else installed_package(self.package)
 
     def _start(self, entry: _Entry) -> None:
         """Apply a patch now, or arrange that it will be."""
