@@ -261,6 +261,14 @@ def acceptance(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Random operations on drafters of every kind, checking the whole structure: ten minutes."""
+    session.install("-r", "benchmarks/requirements.txt", "-e", "packages/drafter-core")
+    report = ["--report", "docs/fuzz.md"]
+    session.run("python", "benchmarks/fuzz.py", *(session.posargs or report))
+
+
+@nox.session
 def drift(session: nox.Session) -> None:
     """Our surface in every final release of vLLM since 0.11.0, from the index: docs/drift/."""
     packages = ("packages/compat", "tools/drift-scanner")

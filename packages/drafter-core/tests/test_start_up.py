@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+import drafter_core
 
 NO_CACHE_DIRECTORY = """
 from numba import njit
@@ -36,3 +41,34 @@ def test_importing_the_package_compiles_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "ok\n"
+
+
+FIRST_DRAFT = """
+from drafter_core import SuffixDrafter, _kernels
+drafter = SuffixDrafter(8)
+drafter.start_request("a", [1, 2, 3, 4, 1, 2])
+print(drafter.draft("a", 1).token_ids, sum(_kernels.run.stats.cache_hits.values()))
+print(_kernels.run.stats.cache_path)
+"""
+
+
+def test_many_processes_at_once_fill_a_user_cache_where_the_package_is_read_only(
+    tmp_path: Path,
+) -> None:
+    package = tmp_path / "packages" / "drafter_core"
+    source = Path(drafter_core.__file__).parent
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    # Not even root can make a directory of that name now.
+    (package / "__pycache__").write_text("")
+    environment = {
+        name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"
+    } | {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", FIRST_DRAFT]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    together = [process.communicate()[0].splitlines() for process in [start() for _ in range(3)]]
+    assert [lines[0].split("] ")[0] for lines in together] == ["[3"] * 3
+    assert {Path(lines[1]).is_relative_to(tmp_path / "cache") for lines in together} == {True}
+    assert start().communicate()[0].splitlines()[0] == "[3] 1"  # nothing was left to compile

@@ -41,6 +41,14 @@ __all__ = [
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids: any sequence of ints, or an integer array of one dimension."""
 
+_Arrays = tuple[
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int32],
+    NDArray[Any],
+    NDArray[np.int32],
+]
+
 MAX_TOKEN_ID = 2**31 - 2
 MAX_DEPTH = 4096
 _MAX_REQUESTS = 1 << 20
@@ -219,8 +227,10 @@ class SuffixDrafter:
         self._row = _Output(1, 0)
         self._batch = self._output = _Output(0, 0)
         self._write_to(self._row)
-        self._limits, self._limit = np.zeros(0, np.int32), 0
-        self._slope = (0.0, 0.0)
+        self._limits = np.zeros(0, np.int32)
+        self._plan: Any = None
+        self._settings: tuple[float, float, float, bool, bool | None]
+        self._settings = (0.0, 0.0, 0.0, False, self._mode)
         header[k.G_WIDEST] = -1
         self._scratch = _Scratch(0, 0)
         self._use_scratch(_Scratch(depth + k.CHUNK + 1, _HEAP if self._exact else 0))
@@ -519,58 +529,59 @@ class SuffixDrafter:
         if self._leaving:
             self._evict_some(_EVICTED_PER_CALL)
         n = len(handles)
-        if isinstance(max_tokens, np.ndarray):
-            limits = max_tokens
-        else:
-            if len(self._limits) != n or self._limit != max_tokens:
-                self._limits = np.full(n, min(max(max_tokens, 0), _LONGEST), np.int32)
-                self._limit = max_tokens
+        limits = max_tokens if isinstance(max_tokens, np.ndarray) else None
+        most = max_tokens if limits is None else None
+        plan = (n, most, max_spec_factor, max_spec_offset, min_token_prob)
+        if plan != self._plan:
+            self._prepare(n, most, max_spec_factor, max_spec_offset, min_token_prob)
+            self._plan = plan
+        if limits is None:
             limits = self._limits
-        if self._slope != (max_spec_factor, max_spec_offset):
-            self._slope = (max_spec_factor, max_spec_offset)
-            self._header[k.G_WIDEST] = -1
         if self._output is not self._batch:
             self._write_to(self._batch)
-        factor, offset = float(_bounded(max_spec_factor)), float(_bounded(max_spec_offset))
-        done, converted = 0, False
-        while True:
-            try:
-                done = k.run(
-                    k.STEP, self._header, handles, rows, token_ids, num_tokens, limits, done,
-                    factor, offset, float(min_token_prob), False, self._mode,
-                )  # fmt: skip
-            except TypeError:  # arrays of other types than those the kernel is compiled for
-                if converted:
-                    raise
-                handles, rows = _as(handles, np.int64), _as(rows, np.int64)
-                token_ids, num_tokens = _as(token_ids, np.int32), _as(num_tokens, np.int32)
-                limits = _as(limits, np.int32)
-                converted = True
-                continue
-            if done == n:
-                break
-            if done == k.TOO_NARROW:
-                done = 0
-                widest = int(limits.max(initial=0))
-                self._widen(n, self._width(widest, max_spec_factor, max_spec_offset), widest)
-                continue
-            if done == k.BAD_SHAPE:
-                raise BadSetting(
-                    f"handles, rows and max_tokens belong together, but hold {n}, "
-                    f"{len(rows)} and {len(limits)} entries"
-                )
-            self._grow()
+        arrays: _Arrays = (handles, rows, token_ids, num_tokens, limits)
+        try:
+            done = k.run(k.STEP, self._header, *arrays, 0, *self._settings)
+        except TypeError:  # arrays of other types than those the kernel is compiled for
+            arrays = (
+                _as(handles, np.int64), _as(rows, np.int64), _as(token_ids, np.int32),
+                _as(num_tokens, np.int32), _as(limits, np.int32),
+            )  # fmt: skip
+            done = k.run(k.STEP, self._header, *arrays, 0, *self._settings)
+        if done != n:
+            self._finish_step(arrays, done)
         batch = self._batch.batch(n)
         if budget is not None:
             _spend(batch, budget)
             self._note_lengths(handles, batch)
         return batch
 
-    def _note_lengths(self, handles: NDArray[np.int64], batch: BatchDraft) -> None:
-        """Keep how long the drafts of a step are now, for the calibration."""
-        if not self._exact:
-            served = batch.status == 0
-            self._tables.windows[handles[served], self._max_depth] = batch.lengths[served]
+    def _prepare(
+        self, n: int, max_tokens: Any, factor: float, offset: float, min_prob: float
+    ) -> None:
+        """Get ready for steps with other numbers than those before; max_tokens None: an array."""
+        if max_tokens is not None:
+            self._limits = np.full(n, min(max(max_tokens, 0), _LONGEST), np.int32)
+        slope = float(_bounded(factor)), float(_bounded(offset))
+        if slope != self._settings[:2]:
+            self._header[k.G_WIDEST] = -1
+        self._settings = (*slope, float(min_prob), False, self._mode)
+
+    def _finish_step(self, arrays: _Arrays, done: int) -> None:
+        """Make the room that a step stopped for before its request number `done`, and go on."""
+        n, limits = len(arrays[0]), arrays[4]
+        while done != n:
+            if done == k.BAD_SHAPE:
+                raise BadSetting(
+                    f"handles, rows and max_tokens belong together, but hold {n}, "
+                    f"{len(arrays[1])} and {len(limits)} entries"
+                )
+            if done == k.TOO_NARROW:
+                done, widest = 0, int(limits.max(initial=0))
+                self._widen(n, self._width(widest, *self._settings[:2]), widest)
+            else:
+                self._grow()
+            done = k.run(k.STEP, self._header, *arrays, done, *self._settings)
 
     def _widen(self, n: int, width: int, widest: int) -> None:
         """Make room for the drafts of n requests, of up to `width` tokens.
@@ -584,6 +595,12 @@ class SuffixDrafter:
         self._header[k.G_WIDEST] = widest
         if self._scratch.width <= width:
             self._use_scratch(_Scratch(width + 1, self._scratch.heap))
+
+    def _note_lengths(self, handles: NDArray[np.int64], batch: BatchDraft) -> None:
+        """Keep how long the drafts of a step are now, for the calibration."""
+        if not self._exact:
+            served = batch.status == 0
+            self._tables.windows[handles[served], self._max_depth] = batch.lengths[served]
 
     # -- inner workings
 
