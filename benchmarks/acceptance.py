@@ -7,108 +7,210 @@ the exact mode drafts what the peer drafts (`parity.py`). `nox -s acceptance` ru
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from traces import NEW, OLD, Trace, code_edits, spec_bench
+from traces import NEW, OLD, Request, Trace, code_edits, spec_bench, unchanged_files
 
 from drafter_core import SuffixDrafter
-from drafter_core.simulate import CostModel, Outcome, ReplaySettings, replay
+from drafter_core.simulate import Outcome, ReplaySettings, replay
 
-BATCHES = (1, 8, 32, 64, 128, 256)
-MODES = ("exact", "default", "budget")
-"""The peer's drafts, the default ones, and the default ones within a budget per step."""
-BUDGET = 64
-COSTS = CostModel(step_ms=20.0, verify_us=100.0)
-"""A decode step of 20 ms, and 0.1 ms more for every token that is verified beside it."""
+BATCHES = (1, 4, 16, 64, 128, 256)
+VERIFY_TOKENS = 256
+"""What a pass of the machine of the tables, and the default of the plugin, can take."""
+MODES: dict[str, dict[str, object]] = {
+    "exact": {"exact": True},
+    "default": {},
+    "within the load": {"verify_tokens": VERIFY_TOKENS},
+}
+WRONG = {f"set to {n}": {"verify_tokens": n} for n in (64, 1024)}
+"""Settings that do not fit the machine."""
 
 
 @dataclass(frozen=True)
+class Machine:
+    """How long a forward pass over t tokens takes, in units of one over none."""
+
+    name: str
+    gradual: bool
+
+    def time(self, tokens: NDArray[np.int64]) -> float:
+        """The passes over so many tokens each, one after the other."""
+        share = tokens / VERIFY_TOKENS
+        return float((1 + share if self.gradual else np.maximum(1.0, share)).sum())
+
+
+MACHINES = (Machine("gradual", gradual=True), Machine("abrupt", gradual=False))
+
+
+@dataclass(frozen=True, eq=False)
 class Line:
-    """One pass over one trace at one batch size, in both modes."""
+    """One pass over one trace at one batch size, in each mode."""
 
     trace: str
     batch: int
     outcomes: dict[str, Outcome]
+    plain: NDArray[np.int64]
+    """Tokens in each step without drafts."""
 
     def gain(self) -> float:
         """Tokens per step of the default mode over those of the exact one."""
         return self.outcomes["default"].tokens_per_step / self.outcomes["exact"].tokens_per_step
 
+    def speed_up(self, mode: str, machine: Machine) -> float:
+        """How many times sooner the requests are done than without drafts."""
+        drafting = np.array(self.outcomes[mode].step_tokens)
+        return machine.time(self.plain) / machine.time(drafting)
 
-def run(trace: Trace, batch: int) -> list[Line]:
-    """Serve the trace in both modes; a line per pass."""
-    drafters = {m: SuffixDrafter(trace.max_tree_depth, -1, exact=m == "exact") for m in MODES}
-    plain = ReplaySettings(
+
+def plain_steps(requests: Iterable[Request], batch: int) -> NDArray[np.int64]:
+    """How many requests run in each step without drafts; the prefill gives the first token."""
+    free_at = [0] * batch
+    heapify(free_at)
+    for request in requests:
+        heapreplace(free_at, free_at[0] + len(request.response) - 1)
+    ends = np.array(free_at)
+    return np.array([(ends > step).sum() for step in range(max(free_at))])
+
+
+def run(trace: Trace, batch: int, modes: dict[str, dict[str, object]]) -> list[Line]:
+    """Serve the trace in each mode; a line per pass."""
+    drafters = {
+        name: SuffixDrafter(trace.max_tree_depth, -1, **how)  # type: ignore[arg-type]
+        for name, how in modes.items()
+    }
+    settings = ReplaySettings(
         batch=batch, max_tokens=trace.max_spec_tokens, max_spec_factor=trace.max_spec_factor,
         min_token_prob=trace.min_token_prob,
     )  # fmt: skip
-    settings = {m: replace(plain, budget=BUDGET if m == "budget" else None) for m in MODES}
+    plain = plain_steps(trace.requests, batch)
     lines = []
     for turn in range(trace.passes):
         name = trace.name if trace.passes == 1 else f"{trace.name}, {('cold', 'warm')[turn]}"
-        outcomes = {m: replay(drafters[m], trace.requests, settings[m]) for m in MODES}
-        lines.append(Line(name, batch, outcomes))
+        outcomes = {m: replay(drafters[m], trace.requests, settings) for m in modes}
+        lines.append(Line(name, batch, outcomes, plain))
     return lines
+
+
+def new_code(limit: int) -> Trace:
+    """Whole source files, answered to nothing: little in them was there before."""
+    files = [file for file in unchanged_files() if 200 <= len(file.response) <= 2000]
+    return Trace("new code", tuple(files[:limit]))
+
+
+def all_of(traces: Sequence[Trace]) -> list[Trace]:
+    """Spec-Bench as one trace, its categories in turn, so that many requests can run at once."""
+    if not traces:
+        return []
+    longest = max(len(trace.requests) for trace in traces)
+    requests = [t.requests[i] for i in range(longest) for t in traces if i < len(t.requests)]
+    return [replace(traces[0], name="spec-bench", requests=tuple(requests))]
+
+
+# -- tables
 
 
 def accepted_rows(lines: list[Line]) -> list[list[str]]:
     """Tokens per step and acceptance rate, a row per trace, and the mean gain."""
     rows = []
     for line in lines:
-        exact, default = (line.outcomes[mode] for mode in MODES[:2])
+        exact, default = (line.outcomes[mode] for mode in ("exact", "default"))
+        points = 100 * (default.acceptance_rate - exact.acceptance_rate)
         rows.append([
             line.trace, f"{exact.tokens_per_step:.3f}", f"{default.tokens_per_step:.3f}",
             f"{line.gain() - 1:+.1%}", f"{exact.acceptance_rate:.1%}",
-            f"{default.acceptance_rate:.1%}", f"{exact.drafted:,}", f"{default.drafted:,}",
+            f"{default.acceptance_rate:.1%}", f"{points:+.1f} points",
+            f"{exact.draft_seconds / exact.request_steps * 1e6:.1f}",
+            f"{default.draft_seconds / default.request_steps * 1e6:.1f}",
         ])  # fmt: skip
     mean = sum(line.gain() for line in lines) / len(lines)
-    rows.append(["mean", "", "", f"{mean - 1:+.1%}", "", "", "", ""])
+    rows.append(["mean", "", "", f"{mean - 1:+.1%}", "", "", "", "", ""])
     return rows
 
 
-def load_rows(lines: list[Line]) -> list[list[str]]:
+def load_rows(lines: list[Line], machine: Machine) -> list[list[str]]:
     """Speed-up over no drafts by batch size, a row per trace and mode."""
     rows = []
     for name in dict.fromkeys(line.trace for line in lines):
-        for mode in MODES:
-            found = {x.batch: x.outcomes[mode].speed_up(COSTS) for x in lines if x.trace == name}
-            rows.append([name, mode, *(f"{found[b]:.2f}" if b in found else "–" for b in BATCHES)])
+        found = {line.batch: line for line in lines if line.trace == name}
+        modes = dict.fromkeys(mode for line in found.values() for mode in line.outcomes)
+        for mode in modes:
+            rows.append([
+                name, mode,
+                *(
+                    f"{found[b].speed_up(mode, machine):.2f}" if b in found else "–"
+                    for b in BATCHES
+                ),
+            ])  # fmt: skip
     return rows
 
 
 ACCEPTED = ["trace", "tokens per step, exact", "default", "gain", "acceptance, exact", "default",
-            "drafted, exact", "default"]  # fmt: skip
+            "difference", "µs per request and step, exact", "default"]  # fmt: skip
 LOAD = ["trace", "mode", *(f"batch {batch}" for batch in BATCHES)]
 
 
-def markdown(accepted: list[list[str]], load: list[list[str]], batch: int) -> str:
+def worst(lines: list[Line], machine: Machine) -> str:
+    """The least of what the load-aware mode gains, and the most it loses against the best mode."""
+    within = {line: line.speed_up("within the load", machine) for line in lines}
+    least = min(lines, key=lambda line: within[line])
+    lost = {line: 1 - within[line] / max(line.speed_up(m, machine) for m in line.outcomes)
+            for line in lines}  # fmt: skip
+    most = max(lines, key=lambda line: lost[line])
+    return (
+        f"Within the load, the least is {within[least]:.2f} ({least.trace}, batch {least.batch}); "
+        f"the most that it falls short of the best row is {lost[most]:.1%} ({most.trace}, batch "
+        f"{most.batch})."
+    )
+
+
+def markdown(accepted: list[Line], load: list[Line], batch: int) -> str:
     """The committed page."""
+    gradual, abrupt = MACHINES
     lines = [
         "# Exact and default drafts",
         "",
         "Written by `nox -s acceptance`. Responses are known, so a draft counts as accepted as far "
         f"as it agrees with them. The code-edit trace is vLLM {OLD} to {NEW} (old file as prompt, "
-        "new file as response); Spec-Bench is asked twice, cold and warm. Exact mode drafts what "
-        "arctic-inference drafts.",
+        "new file as response); Spec-Bench is asked twice, cold and warm; new code is whole files "
+        "without a prompt. Exact mode drafts what arctic-inference drafts "
+        "([parity.md](parity.md)); how the default mode drafts is in [drafter.md](drafter.md).",
         "",
         f"## Accepted, {batch} requests at once",
         "",
-        *table_lines(ACCEPTED, accepted),
+        *table_lines(ACCEPTED, accepted_rows(accepted)),
+        "",
+        "The times are processor time to append and draft in this replay, for orientation; on a "
+        "machine that is not quiet they vary. [parity.md](parity.md) and `nox -s bench` compare "
+        "speed with care.",
         "",
         "## Speed-up over no drafts, by requests at once",
         "",
-        f"By a model: a step takes {COSTS.step_ms:g} ms and {COSTS.verify_us / 1000:g} ms more for "
-        "every drafted token of the batch, and drafting takes what it took here. No figure where a "
-        "trace has fewer requests than that. *Budget*: default mode with at most "
-        f"{BUDGET} drafted tokens a step, the most probable ones.",
+        "By a model of the machine: a pass over t tokens (one per request, and the drafted ones) "
+        f"takes 1 + t / {VERIFY_TOKENS} times what a pass over none takes. Drafting itself, and "
+        "prefills, are left out. *Within the load* drafts a token only if it pays "
+        f"(`verify_tokens={VERIFY_TOKENS}`, the plugin's default); *set to* is the same with a "
+        "setting that does not fit the machine. No figure where a trace has fewer requests.",
         "",
-        *table_lines(LOAD, load),
+        worst(load, gradual),
+        "",
+        *table_lines(LOAD, load_rows(load, gradual)),
+        "",
+        f"The same on a machine that takes up to {VERIFY_TOKENS} tokens for nothing, and is then "
+        "as slow as there are more, with the settings as they were:",
+        "",
+        worst(load, abrupt),
+        "",
+        *table_lines(LOAD, load_rows(load, abrupt)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -121,30 +223,43 @@ def table_lines(columns: list[str], rows: list[list[str]]) -> list[str]:
 
 def main(
     batch: Annotated[int, typer.Option(min=1, help="Requests at once for the first table.")] = 8,
-    limit: Annotated[int, typer.Option(min=1, help="Files of the code-edit trace.")] = 300,
+    limit: Annotated[int, typer.Option(min=1, help="Files of the traces of code.")] = 300,
     report: Annotated[Path | None, typer.Option(help="Write the page as Markdown.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Compare what the two modes accept."""
-    traces = [code_edits(limit=limit), *spec_bench()]
-    sizes = dict.fromkeys((batch, *BATCHES))
-    plan = [(t, size) for size in sizes for t in traces if size <= max(batch, len(t.requests))]
-    lines: list[Line] = []
-    for trace, size in track(plan, "replaying", console=Console(stderr=True)):
-        lines += run(trace, size)
-    accepted = accepted_rows([line for line in lines if line.batch == batch])
-    load = load_rows(lines)
+    """Compare what the two modes accept, alone and under load."""
+    categories = spec_bench()
+    code = [code_edits(limit=limit), new_code(limit)]
+    accepted_plan = [code[0], *categories, code[1]]
+    load_plan = [
+        (trace, size)
+        for trace in [code[0], *all_of(categories), code[1]]
+        for size in BATCHES
+        if size <= max(BATCHES[0], len(trace.requests))
+    ]
+    progress = Console(stderr=True)
+    both = {mode: MODES[mode] for mode in ("exact", "default")}
+    accepted: list[Line] = []
+    for trace in track(accepted_plan, "both modes", console=progress):
+        accepted += run(trace, batch, both)
+    load: list[Line] = []
+    for trace, size in track(load_plan, "under load", console=progress):
+        load += run(trace, size, {**MODES, **WRONG})
     if report is not None:
         report.write_text(markdown(accepted, load, batch), encoding="utf-8")
     if as_json:
         print(json.dumps([
             {"trace": line.trace, "batch": line.batch, "mode": mode,
              "tokens_per_step": outcome.tokens_per_step, "drafted": outcome.drafted,
-             "accepted": outcome.accepted, "speed_up": outcome.speed_up(COSTS)}
-            for line in lines for mode, outcome in line.outcomes.items()
+             "accepted": outcome.accepted,
+             "speed_up": {m.name: line.speed_up(mode, m) for m in MACHINES}}
+            for line in [*accepted, *load] for mode, outcome in line.outcomes.items()
         ]))  # fmt: skip
         return
-    for title, columns, rows in (("Accepted", ACCEPTED, accepted), ("Speed-up", LOAD, load)):
+    for title, columns, rows in (
+        ("Accepted", ACCEPTED, accepted_rows(accepted)),
+        *((f"Speed-up, {m.name}", LOAD, load_rows(load, m)) for m in MACHINES),
+    ):
         shown = Table(*columns, title=title)
         for row in rows:
             shown.add_row(*row)

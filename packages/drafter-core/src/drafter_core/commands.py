@@ -137,6 +137,14 @@ def simulate(
             min=0, help="Most drafted tokens of a step over the whole batch; none means no limit."
         ),
     ] = None,
+    verify_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens in a forward pass that take as long as the pass itself: draft no more "
+            "than pays at this load; none drafts for each request as if it were alone.",
+        ),
+    ] = None,
     snapshot: Annotated[
         Path | None, typer.Option(help="Start from this snapshot.", exists=True, dir_okay=False)
     ] = None,
@@ -162,7 +170,9 @@ def simulate(
         min_token_prob=min_token_prob, budget=budget,
     )  # fmt: skip
     try:
-        drafter = SuffixDrafter(max_depth, max_cached_requests, exact=mode is Mode.exact)
+        drafter = SuffixDrafter(
+            max_depth, max_cached_requests, exact=mode is Mode.exact, verify_tokens=verify_tokens
+        )
         if snapshot is not None:
             drafter.load(snapshot)
     except (OSError, DrafterError) as error:
