@@ -265,6 +265,22 @@ KINDS: dict[str, tuple[str, str, str, list[str]]] = {
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from vllm.n import X\n",
         ["removed"],
     ),
+    "gone from the table that __getattr__ answers": (
+        "from vllm import m\ndef g():\n    return m.KNOB\n",
+        "T = {'KNOB': lambda: 1}\ndef __getattr__(name):\n    if name in T:\n"
+        "        return T[name]()\n    raise AttributeError(name)\n",
+        "T = {'Y': lambda: 1}\ndef __getattr__(name):\n    if name in T:\n"
+        "        return T[name]()\n    raise AttributeError(name)\n",
+        ["removed"],
+    ),
+    "gone from a table that others add to": (
+        "from vllm import m\ndef g():\n    return m.KNOB\n",
+        "T = {'KNOB': lambda: 1}\ndef __getattr__(name):\n    if name in T:\n"
+        "        return T[name]()\n    raise AttributeError(name)\n",
+        "T = {'Y': lambda: 1}\nT.update(more())\ndef __getattr__(name):\n    if name in T:\n"
+        "        return T[name]()\n    raise AttributeError(name)\n",
+        [],
+    ),
     "handed on by a star import": (IMPORTS, "class X: ...", "from vllm.n import *\n", []),
     "Literal behind another name": (
         "from vllm.m import T\nprint(T)\n",

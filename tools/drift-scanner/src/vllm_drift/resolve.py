@@ -7,6 +7,7 @@ says so instead of guessing. Knows no surface and no verdict.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -313,6 +314,11 @@ class Resolver:
                     "found", model.dotted, name, "assignment", line, model.path, hops,
                     f"{model.dotted} answers it in its __getattr__",
                 )  # fmt: skip
+            if lazy is None and _answers_tables_only(model):
+                return Resolution(
+                    "missing", model.dotted, ".".join(parts), "", getattr_[0].line, model.path,
+                    hops, f"{model.dotted} binds no {name}, and its __getattr__ knows none",
+                )  # fmt: skip
             if lazy is not None:
                 target, attribute = lazy
                 hop = (*hops, f"{model.dotted}:{getattr_[0].line}")
@@ -542,6 +548,58 @@ def _answered(model: ModuleModel, name: str) -> int | None:
     quoted = re.escape(name)
     match = re.search(rf"""["']{quoted}["']\s*:|==\s*["']{quoted}["']""", model.text)
     return model.text.count("\n", 0, match.start()) + 1 if match else None
+
+
+def _answers_tables_only(model: ModuleModel) -> bool:
+    """Whether a module's `__getattr__` answers the keys of literal tables, and raises for the rest.
+
+    `if name in TABLE: return ...` and `if name == "x": ...`, then `raise AttributeError`, where
+    each table is one literal dict that nothing adds to.
+    """
+    try:
+        node = ast.parse(model.text_of("__getattr__") or "").body[-1]
+    except (SyntaxError, ValueError, IndexError):
+        return False
+    if not isinstance(node, ast.FunctionDef) or not node.args.args:
+        return False
+    parameter, rest = node.args.args[0].arg, node.body
+    *tests, last = [s for s in rest if not (isinstance(s, ast.Expr) and _is_text(s.value))]
+    raised = ast.unparse(last.exc) if isinstance(last, ast.Raise) and last.exc else ""
+    if not raised.startswith("AttributeError"):
+        return False
+    for statement in tests:
+        test = statement.test if isinstance(statement, ast.If) and not statement.orelse else None
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+            return False
+        table, compared = test.comparators[0], ast.unparse(test.left) == parameter
+        if compared and isinstance(test.ops[0], ast.Eq) and _is_text(table):
+            continue
+        if not (compared and isinstance(test.ops[0], ast.In) and isinstance(table, ast.Name)):
+            return False
+        if not _is_literal_table(model, table.id):
+            return False
+    return True
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _is_literal_table(model: ModuleModel, name: str) -> bool:
+    """Whether a name is bound once, to a dict with literal keys, and nothing adds to it."""
+    bindings = [b for b in model.bindings(name) if b.at_runtime]
+    if len(bindings) != 1 or not isinstance(bindings[0].fact, Assignment):
+        return False
+    try:
+        table = ast.parse(bindings[0].fact.value, mode="eval").body
+    except (SyntaxError, ValueError):
+        return False
+    added = rf"\b{re.escape(name)}(?:\.(?:update|setdefault)\(|\[[^\]\n]*\]\s*=[^=]|\s*\|=)"
+    return (
+        isinstance(table, ast.Dict)
+        and all(key is not None and _is_text(key) for key in table.keys)
+        and re.search(added, model.text) is None
+    )
 
 
 def _short(text: str) -> str:
