@@ -15,7 +15,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from traces import ROOT, Request, Trace, code_edits, spec_bench
+
+import drafter_core
 
 Cache = Any
 """Anything with the methods of the peer's SuffixDecodingCache."""
@@ -274,10 +277,14 @@ def subject_factory(name: str) -> Callable[[int, int], Cache]:
 
 
 def run_all(
-    subject: Callable[[int, int], Cache], calls: int, real: bool, console: Console
+    subject: Callable[[int, int], Cache], calls: int, real: bool, console: Console, finished: Path
 ) -> list[Tally]:
-    """Compare at least `calls` drafts, real traces first, then random operations in equal parts."""
+    """Compare at least `calls` drafts, real traces first, then random operations in equal parts.
+
+    Groups of operations that an earlier run finished are read from the file `finished`.
+    """
     tallies: list[Tally] = []
+    kept = read_tallies(finished)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     )  # fmt: skip
@@ -290,6 +297,9 @@ def run_all(
         traces = [*spec_bench(), code_edits()] if real else []
         for at, trace in enumerate(traces):
             enough = done() + (calls // 2 - done()) // (len(traces) - at)
+            if trace.name in kept:
+                tallies.append(kept[trace.name])
+                continue
             tally = Tally(trace.name)
             tallies.append(tally)
             started = time.perf_counter()
@@ -300,8 +310,12 @@ def run_all(
                 if done() > enough:
                     break
             tally.seconds = time.perf_counter() - started
+            write_tallies(finished, tallies)
         each = max(0, calls - done()) // len(SCENARIOS) + 1
         for scenario in SCENARIOS:
+            if scenario.name in kept:
+                tallies.append(kept[scenario.name])
+                continue
             tally = Tally(scenario.name)
             tallies.append(tally)
             started, seed = time.perf_counter(), 0
@@ -311,7 +325,39 @@ def run_all(
                 seed += 1
                 progress.update(bar, completed=done())
             tally.seconds = time.perf_counter() - started
+            write_tallies(finished, tallies)
     return tallies
+
+
+def kept_file(subject: str, calls: int, real: bool) -> Path:
+    """Where the groups of a run are kept that are finished: for this code, and no other."""
+    digest = sha256()
+    tests = ROOT / "packages" / "drafter-core" / "tests" / "reference_peer.py"
+    package = Path(drafter_core.__file__).parent
+    parts = ("_kernels.py", "_memory.py", "_rows.py", "drafter.py", "suffix_decoding.py")
+    for path in (*(package / part for part in parts), tests, Path(__file__)):
+        digest.update(path.read_bytes())
+    name = f"{subject}-{calls}-{'real' if real else 'random'}-{digest.hexdigest()[:16]}.json"
+    return ROOT / "build" / "parity" / name
+
+
+def plain(tally: Tally) -> dict[str, Any]:
+    """A tally as JSON (`asdict` would make a Counter of pairs)."""
+    return vars(tally) | {"operations": dict(tally.operations)}
+
+
+def read_tallies(path: Path) -> dict[str, Tally]:
+    """The finished groups of an earlier run, by name."""
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return {row["group"]: Tally(**row | {"operations": Counter(row["operations"])}) for row in rows}
+
+
+def write_tallies(path: Path, tallies: list[Tally]) -> None:
+    """Keep the groups that are finished."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([plain(tally) for tally in tallies]), encoding="utf-8")
 
 
 # -- the report
@@ -426,21 +472,25 @@ def main(
     report: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Compare drafter_core's exact mode, and the reference of its tests, with arctic-inference."""
+    """Compare drafter_core's exact mode, and the reference of its tests, with arctic-inference.
+
+    A run that is stopped goes on where it was, as long as the code stays as it is.
+    """
     console = Console(stderr=True)
     runs: dict[str, list[Tally]] = {}
     if calls:
         runs["drafter_core.suffix_decoding"] = run_all(
-            subject_factory("facade"), calls, real, console
+            subject_factory("facade"), calls, real, console, kept_file("facade", calls, real)
         )
     if reference_calls:
         runs["the reference of the tests"] = run_all(
-            subject_factory("reference"), reference_calls, real, console
-        )
+            subject_factory("reference"), reference_calls, real, console,
+            kept_file("reference", reference_calls, real),
+        )  # fmt: skip
     if report is not None:
         report.write_text(markdown(runs), encoding="utf-8")
     if as_json:
-        print(json.dumps({name: [asdict(t) for t in tallies] for name, tallies in runs.items()}))
+        print(json.dumps({name: [plain(t) for t in tallies] for name, tallies in runs.items()}))
     else:
         for name, tallies in runs.items():
             Console().print(table(name, tallies))
