@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from math import exp, log
@@ -58,25 +59,33 @@ def contestants(depth: int) -> list[Peer | Ours]:
 
 
 def measure_steps(quick: bool, clock: str, progress: Progress) -> list[StepTimes]:
-    """Every trace, every batch size, with nothing cached and with five million other tokens."""
+    """Every trace, every batch size, with nothing cached."""
+    return steps_with(0, quick, clock, progress)
+
+
+def measure_cached(quick: bool, clock: str, progress: Progress) -> list[StepTimes]:
+    """The same with five million other tokens cached."""
+    return steps_with(CACHED // 20 if quick else CACHED, quick, clock, progress)
+
+
+def steps_with(size: int, quick: bool, clock: str, progress: Progress) -> list[StepTimes]:
+    """Every trace, every batch size, with `size` tokens cached."""
     traces = [code_edits(max_tokens=8192), *spec_bench()]
-    sizes = (0, CACHED // 20) if quick else (0, CACHED)
     share = 10 if quick else 1
-    total = len(traces) * sum(STEPS[batch] // share for batch in BATCHES) * len(sizes)
+    total = len(traces) * sum(STEPS[batch] // share for batch in BATCHES)
     bar = progress.add_task("steps", total=total)
+    caches = contestants(traces[0].max_tree_depth)
+    cached = fill(caches, unchanged_files(), size)
     results = []
-    for size in sizes:
-        caches = contestants(traces[0].max_tree_depth)
-        cached = fill(caches, unchanged_files(), size)
-        for trace in traces:
-            for batch in BATCHES:
-                progress.update(bar, description=f"{trace.name}, batch {batch}, {cached:,} cached")
-                results.append(
-                    time_steps(
-                        caches, trace, batch, STEPS[batch] // share, cached,
-                        lambda: progress.advance(bar), CLOCKS[clock],
-                    )
-                )  # fmt: skip
+    for trace in traces:
+        for batch in BATCHES:
+            progress.update(bar, description=f"{trace.name}, batch {batch}, {cached:,} cached")
+            results.append(
+                time_steps(
+                    caches, trace, batch, STEPS[batch] // share, cached,
+                    lambda: progress.advance(bar), CLOCKS[clock],
+                )
+            )  # fmt: skip
     return results
 
 
@@ -108,12 +117,12 @@ def measure_children(quick: bool, clock: str, progress: Progress) -> dict[str, d
         progress.update(bar, description=f"{measurement} of {contestant}")
         results.setdefault(measurement, {})[contestant] = child(measurement, contestant, *numbers)
         progress.advance(bar)
-    results["start_up"] = measure_start_up(progress)
     return results
 
 
-def measure_start_up(progress: Progress) -> dict[str, Any]:
-    """Cold with an empty Numba cache, then warm."""
+def measure_start_up(quick: bool, clock: str, progress: Progress) -> dict[str, Any]:
+    """Cold with an empty Numba cache, then warm; always by both clocks."""
+    del quick, clock
     bar = progress.add_task("start-up", total=6)
     with tempfile.TemporaryDirectory() as empty:
         environment = {"NUMBA_CACHE_DIR": empty}
@@ -249,13 +258,16 @@ def child_grids(results: dict[str, dict[str, Any]]) -> list[Grid]:
         ["contestant", "tokens", "memory", "clock", "50 %", "99 %", "99.9 %", "99.99 %", "longest"],
         rows,
     ))  # fmt: skip
-    start = results["start_up"]
-    grids.append((
-        "From the start of Python to the first draft (s)",
-        ["clock", "cold, empty Numba cache", "warm", "peer"],
-        [[clock, *(f"{seconds:.2f}" for seconds in run.values())] for clock, run in start.items()],
-    ))  # fmt: skip
     return grids
+
+
+def start_up_grids(results: dict[str, Any]) -> list[Grid]:
+    """Start-up, cold and warm."""
+    rows = [
+        [clock, *(f"{seconds:.2f}" for seconds in run.values())] for clock, run in results.items()
+    ]
+    columns = ["clock", "cold, empty Numba cache", "warm", "peer"]
+    return [("From the start of Python to the first draft (s)", columns, rows)]
 
 
 def cell(values: dict[str, float], mark: str) -> str:
@@ -263,25 +275,34 @@ def cell(values: dict[str, float], mark: str) -> str:
     return f"{values[mark]:.1f}" if mark in values else "–"
 
 
-def markdown(grids: list[Grid], quick: bool, clock: str) -> str:
-    """The committed page."""
+def markdown(measured: dict[str, Any]) -> str:
+    """The committed page, of every part that was measured last."""
     lines = [
-        "# Speed and memory of drafter-core",
+        "# Speed and memory of drafter_core",
         "",
-        f"Written by `nox -s bench`{' (quick)' if quick else ''}: arctic-inference "
-        f"{version('arctic-inference')}, numba {version('numba')}, numpy {version('numpy')}, "
-        f"Python {platform.python_version()}, {os.cpu_count()} processors "
-        f"({platform.machine()}). Ratios are of medians, ours and the peer's taken in turn in one "
-        f"process. The code-edit trace is every file of vLLM that changed from {OLD} to {NEW}; "
-        "Spec-Bench is replayed on its reference answers. Cached tokens are code that the traces "
-        "do not contain. *Lists*: from request ids to lists of token ids. *Arrays*: from the "
-        "runner's arrays to an int32 block. *Default*: arrays, default mode. Steps and prompts are "
-        f"timed by the {clock} clock.",
+        f"Written by `nox -s bench`: arctic-inference {version('arctic-inference')}, numba "
+        f"{version('numba')}, numpy {version('numpy')}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} processors ({platform.machine()}). Ratios are of medians, ours and the "
+        "peer's taken in turn in one process. The code-edit trace is every file of vLLM that "
+        f"changed from {OLD} to {NEW}; Spec-Bench is replayed on its reference answers. Cached "
+        "tokens are code that the traces do not contain. *Lists*: exact mode, from request ids to "
+        "lists of token ids. *Arrays*: exact mode, from the runner's arrays to an int32 block. "
+        "*Default*: arrays, default mode.",
+        "",
+        "| part | measured | clock | load of the machine, before and after |",
+        "| --- | --- | --- | --- |",
     ]
-    for title, columns, rows in grids:
-        lines += ["", f"## {title}", "", "| " + " | ".join(columns) + " |"]
-        lines.append("| --- " * len(columns) + "|")
-        lines += ["| " + " | ".join(row) + " |" for row in rows]
+    for part, found in measured.items():
+        quick = ", quick" if found["quick"] else ""
+        lines.append(
+            f"| {part} | {found['when']}{quick} | {found['clock']} | "
+            f"{found['load'][0]:.1f}, {found['load'][1]:.1f} |"
+        )
+    for found in measured.values():
+        for title, columns, rows in found["grids"]:
+            lines += ["", f"## {title}", "", "| " + " | ".join(columns) + " |"]
+            lines.append("| --- " * len(columns) + "|")
+            lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -306,8 +327,10 @@ def plain(value: Any) -> Any:
 
 PARTS: dict[str, tuple[Callable[[bool, str, Progress], Any], Callable[[Any], list[Grid]]]] = {
     "steps": (measure_steps, step_grids),
+    "cached": (measure_cached, step_grids),
     "prompts": (measure_prompts, prompt_grids),
     "memory": (measure_children, child_grids),
+    "start-up": (measure_start_up, start_up_grids),
 }
 
 
@@ -321,8 +344,12 @@ def main(
     clock: Annotated[
         str, typer.Option(help="wall, or processor on a busy machine: for steps and prompts.")
     ] = "wall",
-    output: Annotated[Path, typer.Option(help="Where the JSON goes.")] = OUTPUT,
-    report: Annotated[Path | None, typer.Option(help="Write the page as Markdown.")] = None,
+    output: Annotated[
+        Path, typer.Option(help="Where the JSON goes; other parts that are in it stay.")
+    ] = OUTPUT,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the page, of all parts in the JSON, as Markdown.")
+    ] = None,
 ) -> None:
     """Measure drafter_core beside arctic-inference."""
     unknown = sorted(set(parts or ()) - PARTS.keys())
@@ -331,21 +358,28 @@ def main(
     if clock not in CLOCKS:
         raise typer.BadParameter(f"{clock}; there are {', '.join(CLOCKS)}")
     console = Console(stderr=True)
-    measured: dict[str, Any] = {}
+    kept = json.loads(output.read_text(encoding="utf-8")) if output.exists() else {}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         for part in parts or PARTS:
-            measured[part] = PARTS[part][0](quick, clock, progress)
-    grids = [grid for part, found in measured.items() for grid in PARTS[part][1](found)]
-    for title, names, rows in grids:
-        table = Table(*names, title=title)
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(measured, default=plain, indent=1), encoding="utf-8")
+            measure, show = PARTS[part]
+            before = os.getloadavg()[0]
+            found = measure(quick, clock, progress)
+            kept[part] = {
+                "when": time.strftime("%Y-%m-%d %H:%M"), "quick": quick, "clock": clock,
+                "load": [before, os.getloadavg()[0]], "grids": show(found), "found": found,
+            }  # fmt: skip
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(kept, default=plain, indent=1), encoding="utf-8")
+    for part in parts or PARTS:
+        for title, names, rows in kept[part]["grids"]:
+            table = Table(*names, title=title)
+            for row in rows:
+                table.add_row(*row)
+            Console().print(table)
     if report is not None:
-        report.write_text(markdown(grids, quick, clock), encoding="utf-8")
+        ordered = {part: kept[part] for part in PARTS if part in kept}
+        report.write_text(markdown(ordered), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class Ours:
 
     def handles(self, names: Sequence[str]) -> NDArray[np.int64]:
         """The handles of running requests."""
-        return np.array([self.drafter.handle(name) for name in names], np.int64)
+        return np.fromiter(map(self.drafter.handle, names), np.int64, len(names))
 
     def step(self, board: Board, trace: Trace) -> Any:
         """Append and draft for the whole batch: from ids to lists, or from arrays to arrays."""
@@ -133,7 +133,7 @@ class Board:
 
     def __init__(self, batch: int, width: int) -> None:
         self.token_ids = np.zeros((batch, width), np.int32)
-        self.num_tokens = np.zeros(batch, np.int64)
+        self.num_tokens = np.zeros(batch, np.int32)
         self.rows = np.arange(batch, dtype=np.int64)
         self.names = [""] * batch
         self.accepted: list[list[int]] = [[] for _ in range(batch)]
