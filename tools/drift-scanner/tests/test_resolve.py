@@ -5,7 +5,10 @@ tells.
 from __future__ import annotations
 
 import pytest
-from drift_small_tree import resolver
+from drift_small_tree import release, resolver
+
+from vllm_drift.infer_release import Release
+from vllm_drift.resolve import Resolver
 
 DEFINED = "def f(): pass\nclass C:\n    def m(self): pass\n"
 
@@ -134,3 +137,45 @@ def test_attributes_of_a_class_are_found_wherever_they_come_from(
 def test_classes_that_inherit_in_a_circle_end() -> None:
     names = resolver(a="class A(B): pass\nclass B(A): pass\n")
     assert list(names.mro("vllm.a", "A")) == [("vllm.a", "A"), ("vllm.a", "B")]
+
+
+TWO_READERS = {
+    "init": """
+        import importlib
+        from vllm.config import *
+        ATTRS = {"LLM": ".entry:LLM"}
+        def __getattr__(name):
+            if name in ATTRS:
+                module, attribute = ATTRS[name].split(":")
+                return getattr(importlib.import_module(module, __package__), attribute)
+            raise AttributeError(name)
+        """,
+    "config": "class Config:\n    def check(self): ...\nclass Special(Config): ...\nLIMIT = 3\n",
+    "entry": "from .config import Special as LLM\nalias = LLM\n",
+    "pkg__init": "from .deep import work\n",
+    "pkg__deep": "def work(): ...\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("vllm", "Config"),
+        ("vllm", "LIMIT"),
+        ("vllm", "LLM"),
+        ("vllm", "pkg.work"),
+        ("vllm.entry", "alias"),
+        ("vllm.entry", "LLM.check"),
+        ("vllm.pkg", "work"),
+        ("vllm.pkg", "nothing"),
+        ("vllm.config", "Special.check"),
+    ],
+)
+def test_the_resolver_and_what_infer_reads_a_release_with_agree(module: str, name: str) -> None:
+    tree = release(**TWO_READERS)
+    found, also = Resolver(tree).resolve(module, name), Release(tree).find(module, name)
+
+    kinds = {"assignment": "constant"}
+    here = (found.module, found.qualname, kinds.get(found.kind, found.kind))
+    there = None if also is None else (also.module, also.name, also.kind)
+    assert (here if found.found else None) == there

@@ -4,6 +4,11 @@
 `__getattr__` tables), has this class that member (through its bases), and of which class is a
 member's value (where an annotation or a constructor tells). Every answer may be "cannot tell",
 which is `None`. This module reads with `ast`; it must not know plugins or surfaces.
+
+`resolve` looks names up too, and the two stay apart: `resolve` works on facts of pieces, which are
+kept on disk, so that a second look parses nothing, and its answers say how a name was reached; this
+module hands out syntax trees of whole modules, because binding calls to signatures and telling the
+type of an expression need the nodes themselves. Where both can answer, the tests ask both.
 """
 
 from __future__ import annotations
