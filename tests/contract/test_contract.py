@@ -21,6 +21,7 @@ RELEASE = os.environ["DRAFTER_CONTRACT_VLLM"]
 
 # The release's own proposer, asked as its runner asks it.
 DRAFT_WITH_THE_RELEASES_OWN_PROPOSER = """
+import earlier_torch
 from vllm.plugins import load_general_plugins
 load_general_plugins()
 import json

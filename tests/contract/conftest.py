@@ -1,0 +1,3 @@
+"""Before any test imports vLLM."""
+
+import earlier_torch  # noqa: F401
