@@ -19,7 +19,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NoReturn,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from packaging.version import InvalidVersion, Version
@@ -224,14 +233,26 @@ class Reporting:
         raise typer.Exit(NO_DRIFT)
 
 
+def _hints(owner: object) -> dict[str, Any]:
+    """Return `get_type_hints` without the `Optional` that Python 3.10 puts around every hint whose
+    parameter defaults to None: typer does not look for its options inside.
+    """
+    found = get_type_hints(owner, include_extras=True)
+    for name, hint in found.items():
+        inner = [part for part in get_args(hint) if part is not type(None)]
+        if get_origin(hint) is Union and len(inner) == 1 and get_origin(inner[0]) is Annotated:
+            found[name] = inner[0]
+    return found
+
+
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take `Reading` and `Reporting`; typer sees their fields as its options."""
-    hints = get_type_hints(command, include_extras=True)
+    hints = _hints(command)
     groups = {name: hint for name, hint in hints.items() if hint in (Reading, Reporting)}
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
-            options = get_type_hints(groups[name], include_extras=True)
+            options = _hints(groups[name])
             parameters += [
                 parameter.replace(name=f.name, default=f.default, annotation=options[f.name])
                 for f in dataclasses.fields(groups[name])
