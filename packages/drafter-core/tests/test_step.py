@@ -62,6 +62,23 @@ def test_a_bad_token_id_is_refused_and_nothing_of_that_row_is_fed(bad: int) -> N
     assert drafter.tokens_fed(0) == len(COPY)
 
 
+@pytest.mark.parametrize("n", [1, 7, 8, 30])
+def test_lists_hold_what_was_drafted_and_nothing_else(n: int) -> None:
+    drafter = SuffixDrafter(8)
+    batch = Rows(drafter, [COPY if i % 3 else [i] for i in range(n)])
+    drafts = drafter.step(*batch.arguments, 4)
+    assert drafts.tolist() == [[5, 6, 7, 8] if i % 3 else [] for i in range(n)]
+
+
+def test_handles_come_in_the_order_of_the_ids_and_only_of_active_requests() -> None:
+    drafter = SuffixDrafter(8)
+    given = {name: drafter.start_request(name, [1]) for name in "abc"}
+    assert drafter.handles("cab").tolist() == [given["c"], given["a"], given["b"]]
+    drafter.stop_request("a")
+    with pytest.raises(UnknownRequest):
+        drafter.handles("ca")
+
+
 def test_handles_and_rows_that_do_not_exist_are_refused() -> None:
     drafter = SuffixDrafter(8)
     batch = Rows(drafter, [COPY] * 4)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Hashable, KeysView, Sequence
+from collections.abc import Collection, Hashable, KeysView, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,7 @@ MAX_DEPTH = 4096
 _MAX_REQUESTS = 1 << 20
 _MAX_SEQUENCES = 1 << 26
 _HEAP = 1024
+_MANY = 8
 _MOST_VERIFY_TOKENS = 1 << 30
 _HUGE = 1e6
 _LONGEST = 1 << 16
@@ -117,9 +120,14 @@ class BatchDraft:
 
     def tolist(self) -> list[list[int]]:
         """The drafts as lists of token ids, one per request, empty where there is none."""
-        lengths = self.lengths.tolist()
-        rows = self.token_ids[:, : max(lengths, default=0)].tolist()
-        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+        lengths: list[int] = self.lengths.tolist()
+        if len(lengths) < _MANY:
+            ids = self.token_ids
+            return [ids[i, :length].tolist() if length else [] for i, length in enumerate(lengths)]
+        drafted = _columns(self.token_ids.shape[1]) < self.lengths[:, None]
+        tokens: list[int] = self.token_ids[drafted].tolist()  # only these become Python objects
+        ends = accumulate(lengths)
+        return [tokens[end - length : end] for length, end in zip(lengths, ends, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -262,6 +270,18 @@ class SuffixDrafter:
     def handle(self, request_id: Hashable) -> int:
         """The handle of an active request, as `step` takes it; valid until the request stops."""
         return self._active(request_id)
+
+    def handles(self, request_ids: Collection[Hashable]) -> NDArray[np.int64]:
+        """The handles of active requests, int64 [n], as `step` takes them.
+
+        Raises:
+            UnknownRequest: one of them is not active.
+        """
+        try:
+            found = map(self._handles.__getitem__, request_ids)
+            return np.fromiter(found, np.int64, len(request_ids))
+        except KeyError as error:
+            raise UnknownRequest(error.args[0], "active") from None
 
     def tokens_fed(self, request_id: Hashable) -> int:
         """How many tokens (prompt and response) an active request has been given."""
@@ -874,6 +894,11 @@ def _doubled(array: NDArray[Any]) -> NDArray[Any]:
         raise MemoryError
     larger[: len(array)] = array
     return larger
+
+
+@cache
+def _columns(width: int) -> NDArray[np.int32]:
+    return np.arange(width, dtype=np.int32)
 
 
 def _bounded(value: float) -> float:
