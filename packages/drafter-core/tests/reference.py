@@ -75,7 +75,10 @@ class Tree:
         shared: int,
         calibration: Calibration,
     ) -> tuple[list[int], list[float], list[tuple[int, ...]], float]:
-        """Tokens, probabilities, cells and score of the draft that rests on a word."""
+        """Tokens, probabilities, cells and score of the draft that rests on a word.
+
+        A token that was not probable enough comes last, with a cell and without a probability.
+        """
         tokens: list[int] = []
         probs: list[float] = []
         cells: list[tuple[int, ...]] = []
@@ -88,11 +91,12 @@ class Tree:
             length, chosen = matched + len(tokens), node.children[node.first]
             cell = cell_of(shared, length, node.count, chosen, len(tokens))
             prob *= calibration.probability(cell, chosen / (node.count + 1.5 / length))
-            if prob < bounds[len(tokens) >= cap]:
-                break
+            likely = prob >= bounds[len(tokens) >= cap]
             tokens.append(node.first)
-            probs.append(float(f32(prob)))
             cells.append(cell)
+            if not likely:
+                break
+            probs.append(float(f32(prob)))
             score += prob
             word = (*word, node.first)
         return tokens, probs, cells, score
@@ -121,9 +125,11 @@ class Calibration:
         tried, right = self.cells.get(cell, (0, 0))
         return (right + 8.0 * prior) / (tried + 8.0)
 
-    def learn(self, tokens: list[int], cells: list[tuple[int, ...]], came: list[int]) -> None:
-        """Compare a draft with what came."""
-        tokens = tokens[:64]
+    def learn(
+        self, tokens: list[int], cells: list[tuple[int, ...]], given: int, came: list[int]
+    ) -> None:
+        """Compare a draft, of which so many tokens were given, with what came."""
+        tokens, given = tokens[:64], min(given, 64)
         agreed = 0
         for token, cell, real in zip(tokens, cells, came, strict=False):
             found = self.cells.setdefault(cell, [0, 0])
@@ -134,8 +140,10 @@ class Calibration:
             if token != real:
                 break
             agreed += 1
-        self.accepted += agreed
-        self.drafted += len(tokens) if agreed < len(came) else agreed
+        if not tokens:
+            return
+        self.accepted += min(agreed, given)
+        self.drafted += given if agreed < len(came) else min(agreed, given)
         if self.drafted >= 4096:
             self.drafted //= 2
             self.accepted //= 2
@@ -153,7 +161,7 @@ class ReferenceDrafter:
         self.responses: dict[object, list[int]] = {}
         self.teaching: set[object] = set()
         self.calibration = Calibration()
-        self.drafts: dict[object, tuple[list[int], list[tuple[int, ...]]]] = {}
+        self.drafts: dict[object, tuple[list[int], list[tuple[int, ...]], int]] = {}
 
     def start_request(self, request_id: object, prompt: list[int]) -> None:
         if self.limit != 0:
@@ -175,7 +183,7 @@ class ReferenceDrafter:
     def append(self, request_id: object, tokens: list[int]) -> None:
         if not tokens:
             return
-        self.calibration.learn(*self.drafts.pop(request_id, ([], [])), tokens)
+        self.calibration.learn(*self.drafts.pop(request_id, ([], [], 0)), tokens)
         before = self.context[request_id][-self.depth :]
         self._feed(request_id, tokens)
         if request_id in self.teaching:
@@ -198,6 +206,7 @@ class ReferenceDrafter:
         rate = self.calibration.accepted / max(self.calibration.drafted, 1)
         bounds = least, max(least, 0.8 * rate)
         best: tuple[list[int], list[float], float, int] = [], [], 0.0, 0
+        judged: list[int] = []
         cells: list[tuple[int, ...]] = []
         for shared, tree in enumerate([self.local[request_id], self.tree]):
             tried, before = 0, -1
@@ -212,10 +221,14 @@ class ReferenceDrafter:
                     break
                 tried, before = tried + 1, node.count
                 most = max_tokens if cap else 0
-                path = tree.path(word, cap, most, bounds, shared, self.calibration)
-                if path[3] > best[2]:
-                    best, cells = (path[0], path[1], path[3], length), path[2]
-        self.drafts[request_id] = best[0], cells
+                tokens, probs, found, score = tree.path(
+                    word, cap, most, bounds, shared, self.calibration
+                )
+                if score > best[2] or (tokens and not judged):
+                    n = len(probs)
+                    best = tokens[:n], probs, score, length if n else 0
+                    judged, cells = tokens, found
+        self.drafts[request_id] = judged, cells, len(best[0])
         return best[0], best[1], float(f32(best[2])), best[3]
 
     def stop_request(self, request_id: object) -> None:

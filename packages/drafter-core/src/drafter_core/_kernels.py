@@ -22,8 +22,9 @@ Arrays
     R      int64 [trees, 16]     one row per tree: row 0 the global one, others per handle
     Q      int64 [sequences, 2]  last text chunk and length of each response in the global tree
     W      int32 [trees, w]      the last `depth` tokens that each request was given, right-aligned;
-                                 in default mode then its last draft: how long it is, its tokens,
-                                 and the cells of the calibration that they were judged by
+                                 in default mode then its last draft: how many tokens, the tokens,
+                                 the cells of the calibration that they were judged by, and how
+                                 many of them the caller was given
     G      int64 [g]             sizes, free lists, counters, addresses; in default mode then the
                                  calibration: a pair (tried, right) per cell
     P, H                         B and S in exact mode, where they have two columns more; or None
@@ -1326,11 +1327,15 @@ def _cell(shared: int, length: int, count: int, chosen: int, at: int) -> int:
 
 @_inner
 def _learn(W: Any, G: Any, tokens: Any, begin: int, end: int) -> None:
-    """Compare a request's last draft with what came instead, tokens[begin:end]."""
+    """Compare a request's last draft with what came instead, tokens[begin:end].
+
+    Also what was left out of the draft, so that nothing is left out for ever.
+    """
     depth = G[G_DEPTH]
-    n = min(W[depth], LEARNED)
+    n = W[depth]
     if n == 0 or begin >= end:
         return
+    given = min(W[depth + 1 + 2 * LEARNED], LEARNED)
     W[depth] = 0
     i = np.int64(0)
     while i < n and begin + i < end:
@@ -1345,8 +1350,8 @@ def _learn(W: Any, G: Any, tokens: Any, begin: int, end: int) -> None:
         if not right:
             break
         i += 1
-    G[G_ACCEPTED] += i
-    G[G_DRAFTED] += n if begin + i < end else i
+    G[G_ACCEPTED] += min(i, given)
+    G[G_DRAFTED] += given if begin + i < end else min(i, given)
     if G[G_DRAFTED] >= MEMORY:
         G[G_DRAFTED] >>= 1
         G[G_ACCEPTED] >>= 1
@@ -1356,11 +1361,12 @@ def _learn(W: Any, G: Any, tokens: Any, begin: int, end: int) -> None:
 def _weighed_path(
     S: Any, G: Any, v: int, matched: int, cap: int, most: int, shared: int,
     least: float, least_beyond: float, tokens: Any, probs: Any, cells: Any,
-) -> tuple[int, float]:
+) -> tuple[int, int, float]:
     """Follow first edges from v while it is probable enough that all of them are right.
 
     Where a word has reached the full depth, its first token is dropped to go on. Behind `cap`
-    tokens the path must be at least `least_beyond` probable. Returns its length and score.
+    tokens the path must be at least `least_beyond` probable. Returns its length, the same with the
+    token that was not probable enough, if there was one, and the score.
     """
     n = np.int64(0)
     prob = 1.0
@@ -1378,28 +1384,29 @@ def _weighed_path(
         at = HEADER_FIELDS + 2 * cell
         prior = chosen / (count + DOUBT / length)
         prob *= (G[at + 1] + PRIOR * prior) / (G[at] + PRIOR)
-        if not prob >= (least if n < cap else least_beyond):
-            break
         tokens[n] = S[w, TOK]
         probs[n] = prob
         cells[n] = cell
+        if not prob >= (least if n < cap else least_beyond):
+            return n, n + 1, score
         score += prob
         n += 1
         w = d
-    return n, score
+    return n, n, score
 
 
 @_inner
 def _weighed_from(
     S: Any, G: Any, v: int, matched: int, shared: int, max_tokens: int, factor: float,
-    offset: float, least: float, least_beyond: float, best_n: int, best_score: float,
-    best_match: int, out_tokens: Any, out_probs: Any, out_cells: Any,
-) -> tuple[int, float, int]:
+    offset: float, least: float, least_beyond: float, best_n: int, best_judged: int,
+    best_score: float, best_match: int, out_tokens: Any, out_probs: Any, out_cells: Any,
+) -> tuple[int, int, float, int]:
     """The best of a draft and those that rest on the suffixes of the word of v, longest first.
 
     A word of full depth has no successors, so a match is shorter. Suffixes that occur equally often
     go on in the same way, so only the longest of them counts.
-    out_cells holds the cells of the best.
+    out_cells holds the cells of the best, `best_judged` of them: one more where the path went on
+    that was not probable enough.
     """
     width = G[G_SCRATCH + 4]
     tokens = _int32(G[G_SCRATCH])
@@ -1418,23 +1425,25 @@ def _weighed_from(
             before = count
             tried += 1
             n = np.int64(0)
+            judged = np.int64(0)
             score = 0.0
             if cap > 0:
-                n, score = _weighed_path(
+                n, judged, score = _weighed_path(
                     S, G, v, matched, cap, max_tokens, shared, least, least_beyond,
                     tokens, probs, cells,
                 )
-            if score > best_score:
+            if score > best_score or (best_judged == 0 and judged > 0):
                 best_n = n
+                best_judged = judged
                 best_score = score
-                best_match = matched
-                for i in range(n):
+                best_match = matched if n > 0 else 0
+                for i in range(judged):
                     out_tokens[i] = tokens[i]
                     out_probs[i] = probs[i]
                     out_cells[i] = cells[i]
         v = S[v, LINK]
         matched = S[v, META] & LEN_MASK
-    return best_n, best_score, best_match
+    return best_n, best_judged, best_score, best_match
 
 
 @_inner
@@ -1453,21 +1462,22 @@ def _draft_weighed(
     least = LENIENCY * min_prob
     least_beyond = max(least, STRICTNESS * (G[G_ACCEPTED] / max(G[G_DRAFTED], 1)))
     v, matched = _local_match(S, B, R, G, tree, context, known, at_end)
-    n, score, match = _weighed_from(
+    n, judged, score, match = _weighed_from(
         S, G, v, matched, np.int64(0), max_tokens, factor, offset, least, least_beyond,
-        np.int64(0), 0.0, np.int64(0), out_tokens, out_probs, cells,
+        np.int64(0), np.int64(0), 0.0, np.int64(0), out_tokens, out_probs, cells,
     )
     v, matched = _global_match(S, B, R, G, tree, context, known, at_end)
-    n, score, match = _weighed_from(
+    n, judged, score, match = _weighed_from(
         S, G, v, matched, np.int64(1), max_tokens, factor, offset, least, least_beyond,
-        n, score, match, out_tokens, out_probs, cells,
+        n, judged, score, match, out_tokens, out_probs, cells,
     )
     for i in range(n):
         parents[i] = i - 1
     if at_end:
         depth = G[G_DEPTH]
-        W[depth] = n
-        for i in range(min(n, LEARNED)):
+        W[depth] = min(judged, LEARNED)
+        W[depth + 1 + 2 * LEARNED] = n
+        for i in range(min(judged, LEARNED)):
             W[depth + 1 + i] = out_tokens[i]
             W[depth + 1 + LEARNED + i] = cells[i]
     return n, score, match
@@ -1521,7 +1531,7 @@ def _fit_to_load(G: Any, handles: Any, n_handles: int) -> None:
                 scores[i] -= probs[n]
             if n < info[lengths + i]:
                 info[lengths + i] = n
-                _window(G, handles[i])[G[G_DEPTH]] = n
+                _window(G, handles[i])[G[G_DEPTH] + 1 + 2 * LEARNED] = n
                 if n == 0:
                     scores[i] = np.float32(0.0)
 

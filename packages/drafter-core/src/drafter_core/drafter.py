@@ -186,7 +186,7 @@ class SuffixDrafter:
         self._max_cached = max_cached_requests
         self._exact = exact
         self._verify_tokens = verify_tokens
-        self._row_width = max_depth if exact else max_depth + 1 + 2 * k.LEARNED
+        self._row_width = max_depth if exact else max_depth + 2 + 2 * k.LEARNED
         self._handles: dict[Hashable, int] = {}
         self._sequences: dict[Hashable, int] = {}
         self._free_handles: list[int] = []
@@ -620,7 +620,7 @@ class SuffixDrafter:
         """Keep how long the drafts of a step are now, for the calibration."""
         if not self._exact:
             served = batch.status == 0
-            self._tables.windows[handles[served], self._max_depth] = batch.lengths[served]
+            self._tables.windows[handles[served], -1] = batch.lengths[served]
 
     # -- inner workings
 
