@@ -96,7 +96,8 @@ def touched():
     return {"runners": runners, "cuda": len(initialised)}
 
 from vllm import EngineArgs
-EngineArgs(model="a model")  # a front end loads its plugins here
+arguments = EngineArgs(model=MODEL, dtype="float32", enforce_eager=True)  # loads plugins
+arguments.create_engine_config()
 registered = [name for name in ("vllm_drafter.patches", "worker_probe") if name in sys.modules]
 said = {"registered": registered, "after registration": touched()}
 
@@ -129,8 +130,8 @@ def said(plugin: Path, code: str, notes: Path, **changes: str) -> dict[str, Any]
     return found
 
 
-def test_a_front_end_with_plugins_has_neither_cuda_nor_the_model_runner(plugin, tmp_path):
-    found = said(plugin, FRONT_END, tmp_path / "notes")
+def test_a_front_end_with_plugins_has_neither_cuda_nor_the_model_runner(plugin, tmp_path, tiny):
+    found = said(plugin, FRONT_END.replace("MODEL", repr(tiny)), tmp_path / "notes")
     assert found["registered"] == ["vllm_drafter.patches", "worker_probe"]
     assert found["after registration"] == {"runners": [], "cuda": 0}
     assert found["afterwards"]["cuda"] > 0
