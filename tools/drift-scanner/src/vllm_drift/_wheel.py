@@ -11,6 +11,7 @@ import io
 import struct
 import zipfile
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -118,15 +119,25 @@ def read_remote(
     members, next_start = _directory(http, url, size)
     members = [m for m in members if wanted(m.filename) and not m.is_dir()]
     runs = _runs([(m.header_offset, next_start[m.header_offset]) for m in members])
-    with ThreadPoolExecutor(_CONNECTIONS) as pool:
-        pieces = list(pool.map(lambda r: http.get_range(url, r.start, r.end - r.start)[0], runs))
+    inside = _by_run(runs, members)
+
+    def fetch(run: _Run) -> list[tuple[str, bytes, bytes | None]]:
+        # Decompressing lets other threads run: it is done while the next pieces come in.
+        piece, _ = http.get_range(url, run.start, run.end - run.start)
+        contents = []
+        for member in inside[run]:
+            start = member.header_offset - run.start
+            raw = piece[start : next_start[member.header_offset] - run.start]
+            contents.append((member.filename, *_inflate(member, raw, name)))
+        return contents
+
     found = Members({})
-    for member in members:
-        raw = _cut(runs, pieces, member.header_offset, next_start[member.header_offset])
-        data, deflated = _inflate(member, raw, name)
-        found.data[member.filename] = data
-        if deflated is not None:
-            found.deflated[member.filename] = deflated
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        for contents in pool.map(fetch, runs):
+            for member_name, data, deflated in contents:
+                found.data[member_name] = data
+                if deflated is not None:
+                    found.deflated[member_name] = deflated
     return found
 
 
@@ -186,11 +197,15 @@ def _runs(stretches: Iterable[tuple[int, int]]) -> list[_Run]:
     return runs
 
 
-def _cut(runs: list[_Run], pieces: list[bytes], start: int, end: int) -> bytes:
-    for run, piece in zip(runs, pieces, strict=True):
-        if run.start <= start and end <= run.end:
-            return piece[start - run.start : end - run.start]
-    raise AssertionError(f"no run covers bytes {start} to {end}")
+def _by_run(
+    runs: list[_Run], members: Iterable[zipfile.ZipInfo]
+) -> dict[_Run, list[zipfile.ZipInfo]]:
+    """The members that lie in each of the runs, which are in order and do not overlap."""
+    starts = [run.start for run in runs]
+    inside: dict[_Run, list[zipfile.ZipInfo]] = {run: [] for run in runs}
+    for member in members:
+        inside[runs[bisect_right(starts, member.header_offset) - 1]].append(member)
+    return inside
 
 
 def _inflate(member: zipfile.ZipInfo, raw: bytes, name: str) -> tuple[bytes, bytes | None]:
