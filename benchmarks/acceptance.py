@@ -25,6 +25,8 @@ from drafter_core import SuffixDrafter
 from drafter_core.simulate import Outcome, ReplaySettings, replay
 
 BATCHES = (1, 4, 16, 64, 128, 256)
+SHORT = {"code edits": 2048, "new code": 600}
+"""Tokens: under load only files are served that are no longer, so that many can be."""
 VERIFY_TOKENS = 256
 """What a pass of the machine of the tables, and the default of the plugin, can take."""
 MODES: dict[str, dict[str, object]] = {
@@ -101,9 +103,9 @@ def run(trace: Trace, batch: int, modes: dict[str, dict[str, object]]) -> list[L
     return lines
 
 
-def new_code(limit: int) -> Trace:
+def new_code(limit: int, max_tokens: int = 2000) -> Trace:
     """Whole source files, answered to nothing: little in them was there before."""
-    files = [file for file in unchanged_files() if 200 <= len(file.response) <= 2000]
+    files = [file for file in unchanged_files() if 200 <= len(file.response) <= max_tokens]
     return Trace("new code", tuple(files[:limit]))
 
 
@@ -199,7 +201,9 @@ def markdown(accepted: list[Line], load: list[Line], batch: int) -> str:
         f"takes 1 + t / {VERIFY_TOKENS} times what a pass over none takes. Drafting itself, and "
         "prefills, are left out. *Within the load* drafts a token only if it pays "
         f"(`verify_tokens={VERIFY_TOKENS}`, the plugin's default); *set to* is the same with a "
-        "setting that does not fit the machine. No figure where a trace has fewer requests.",
+        "setting that does not fit the machine. No figure where a trace has fewer requests. "
+        f"Edited files have at most {SHORT['code edits']} tokens here, new ones "
+        f"{SHORT['new code']}.",
         "",
         worst(load, gradual),
         "",
@@ -233,7 +237,11 @@ def main(
     accepted_plan = [code[0], *categories, code[1]]
     load_plan = [
         (trace, size)
-        for trace in [code[0], *all_of(categories), code[1]]
+        for trace in [
+            code_edits(SHORT["code edits"], limit=limit),
+            *all_of(categories),
+            new_code(limit, SHORT["new code"]),
+        ]
         for size in BATCHES
         if size <= max(BATCHES[0], len(trace.requests))
     ]

@@ -66,7 +66,8 @@ def test_json_holds_every_figure(log: Path) -> None:
     assert report["accepted"] == sum(row["accepted"] for row in report["by_position"])
     assert report["drafted"] == sum(row["drafted"] for row in report["by_match_length"])
     assert report["draft_us_per_step"]["median"] > 0
-    assert report["memory"]["cached_tokens"] == 3 * len(TEXT)
+    ends_of_prompts = report["memory"]["cached_tokens"] - 3 * len(TEXT)
+    assert 0 < ends_of_prompts <= 3 * 24
     assert report["cost_model"]["speed_up"] > 2
     assert [one["line"] for one in report["skipped"]] == [4, 5, 6, 7]
 
