@@ -384,7 +384,7 @@ The peer keeps the continuations of a text in order of falling count, and the or
 counts depends on history: a new one goes last; one whose count rises goes to the end of the group
 above, unless it led its own group, in which case it leads the group above; one whose count falls
 leads the group below. Exact mode follows this. Default mode does not; what that changes in
-acceptance is what `nox -s acceptance` measures, what following it costs is what `nox -s bench`
+acceptance is in [acceptance.md](acceptance.md), what following it costs is what `nox -s bench`
 measures.
 
 In tree mode the order among equal probabilities is that of a binary heap in which a place where the

@@ -71,10 +71,11 @@ _MAX_ROWS = (1 << 31) - 4096
 class Draft:
     """What to verify next for one request.
 
-    `token_ids[i]` is drafted with probability `probs[i]`: the product, as float32, of the shares
-    that the tokens up to it had among what followed. `score` is the sum of the probabilities, the
-    expected number of accepted tokens. `match_length` is how many tokens of context the draft rests
-    on; without a draft, the longest match.
+    `probs[i]`, a float32, is how probable it is that `token_ids[i]` and all before it are right: in
+    exact mode the product of the shares that they had among what followed, in default mode what was
+    learned from earlier drafts. `score` is the sum, the expected number of accepted tokens.
+    `match_length` is how many tokens of context the draft rests on; without a draft, 0, and in
+    exact mode the longest match.
     """
 
     token_ids: list[int]
