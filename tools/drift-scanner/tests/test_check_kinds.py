@@ -368,6 +368,17 @@ def test_a_kind_of_change_has_its_verdict(kind: str) -> None:
     assert all(f.old or f.new for f in report.drift), "a finding has a witness"
 
 
+def test_a_patch_is_ineffective_where_its_reader_imports_the_name_early_now() -> None:
+    late = "from vllm import m\ndef user():\n    return m.f(1)\n"
+    early = "from vllm.m import f\ndef user():\n    return f(1)\n"
+    report = check(PATCHES, {"vllm/m.py": "def f(a): ...", "vllm/u.py": late}, {"vllm/u.py": early})
+
+    (finding,) = report.drift
+    assert finding.verdict is Verdict.INEFFECTIVE
+    assert finding.new is not None
+    assert str(finding.new) == "vllm/u.py:1"
+
+
 def test_a_removed_hook_says_that_the_override_is_never_called() -> None:
     before = "class B:\n    def step(self, a): ...\n    def go(self): self.step(1)\n"
     report = check(OVERRIDES, {"vllm/m.py": before}, {"vllm/m.py": "class B: ...\n"})

@@ -68,6 +68,7 @@ def judge_function_by_use(
         outcomes += _demands(symbol, where, old, new, before, after)
         if all(o.preexisting for o in outcomes):
             outcomes += _never_called(symbol, where, old, new, before)
+            outcomes += _never_looked_up(symbol, where, old, new)
     if where.same_shape or not all(o.preexisting for o in outcomes):
         return outcomes
     return [where.fits(), *outcomes]
@@ -195,6 +196,25 @@ def _never_called(
             Verdict.INEFFECTIVE,
             f"{calls[0].function} called it ({calls[0].path}:{calls[0].line}), and nothing in "
             f"{new.tree.label} does: what the plugin puts there is never called",
+        )
+
+
+def _never_looked_up(
+    symbol: FunctionShape, where: _Where, old: Release, new: Release
+) -> Iterator[Outcome]:
+    """A rebound name of a module that functions looked up when they ran, and that is now only
+    from-imported by other modules: those that are imported before the plugin keep the original.
+    """
+    if not symbol.rebound or "." in symbol.name or new.late_readers(symbol.module, symbol.name):
+        return
+    importers = new.early_importers(symbol.module, symbol.name)
+    if importers and old.late_readers(symbol.module, symbol.name):
+        module, line = importers[0]
+        yield where.outcome(
+            Verdict.INEFFECTIVE,
+            f"nothing looks it up in {symbol.module} any more: {module} imports it by name, and "
+            f"keeps the original unless it is imported after the plugin",
+            new=Location(new.tree.path(module), line),
         )
 
 

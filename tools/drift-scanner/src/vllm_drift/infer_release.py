@@ -257,6 +257,44 @@ class Release:
             )
         ]
 
+    def late_readers(self, module: str, name: str) -> list[tuple[str, int]]:
+        """Where functions look a module's name up when they run, and so see what was put there.
+
+        In the module itself, as an attribute of the module elsewhere, or by an import inside a
+        function. (module, line) of each.
+        """
+        found = []
+        for other in self.tree.files_containing(name):
+            for function, _, _ in self.functions_with_owner(other):
+                for node in ast.walk(function):
+                    if self._looks_up(node, other, module, name):
+                        found.append((other, getattr(node, "lineno", 1)))
+        return found
+
+    def _looks_up(self, node: ast.AST, where: str, module: str, name: str) -> bool:
+        if isinstance(node, ast.Name):
+            return where == module and node.id == name and isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.ImportFrom):
+            return (
+                any(alias.name == name for alias in node.names)
+                and self.absolute(where, node) == module
+            )
+        if not isinstance(node, ast.Attribute) or node.attr != name:
+            return False
+        dotted = _dotted(node.value)
+        found = self.find(where, dotted) if dotted else None
+        return found is not None and found.kind == "module" and found.module == module
+
+    def early_importers(self, module: str, name: str) -> list[tuple[str, int]]:
+        """The modules that from-import a name when they are imported themselves, and the lines."""
+        found = []
+        for other in self.tree.files_containing(name):
+            if other != module and self.imported_from(other, name) == (module, name):
+                statements = self._module(other)
+                lines = statements.names[name] if statements is not None else []
+                found.append((other, lines[-1].lineno if lines else 1))
+        return found
+
     def isinstance_in(self, module: str, name: str) -> list[str]:
         """The functions of a module that test `isinstance(value, name)`."""
         return [
