@@ -187,7 +187,7 @@ class _Board:
         self.waiting: Iterator[tuple[int, ReplayRequest]] = iter(enumerate(requests))
         width = max((len(r.prompt) + len(r.response) for r in requests), default=0)
         self.block = np.zeros((settings.batch, width), np.int32)
-        self.ends = np.zeros(settings.batch, np.int64)
+        self.ends = np.zeros(settings.batch, np.int32)
         self.free = list(range(settings.batch))[::-1]
         self.running: dict[int, _Row] = {}
         self.finished: set[int] = set()
