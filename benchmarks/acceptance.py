@@ -175,7 +175,7 @@ def worst(lines: list[Line], machine: Machine) -> str:
     )
 
 
-def markdown(accepted: list[Line], load: list[Line], batch: int) -> str:
+def markdown(accepted: list[Line], load: list[Line], batch: int, limit: int) -> str:
     """The committed page."""
     gradual, abrupt = MACHINES
     lines = [
@@ -184,7 +184,7 @@ def markdown(accepted: list[Line], load: list[Line], batch: int) -> str:
         "Written by `nox -s acceptance`. Responses are known, so a draft counts as accepted as far "
         f"as it agrees with them. The code-edit trace is vLLM {OLD} to {NEW} (old file as prompt, "
         "new file as response); Spec-Bench is asked twice, cold and warm; new code is whole files "
-        "without a prompt. Exact mode drafts what arctic-inference drafts "
+        f"without a prompt. Of code there are up to {limit} files. Exact mode drafts what arctic-inference drafts "
         "([parity.md](parity.md)); how the default mode drafts is in [drafter.md](drafter.md).",
         "",
         f"## Accepted, {batch} requests at once",
@@ -227,7 +227,7 @@ def table_lines(columns: list[str], rows: list[list[str]]) -> list[str]:
 
 def main(
     batch: Annotated[int, typer.Option(min=1, help="Requests at once for the first table.")] = 8,
-    limit: Annotated[int, typer.Option(min=1, help="Files of the traces of code.")] = 300,
+    limit: Annotated[int, typer.Option(min=1, help="Files of the traces of code.")] = 256,
     report: Annotated[Path | None, typer.Option(help="Write the page as Markdown.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -254,7 +254,7 @@ def main(
     for trace, size in track(load_plan, "under load", console=progress):
         load += run(trace, size, {**MODES, **WRONG})
     if report is not None:
-        report.write_text(markdown(accepted, load, batch), encoding="utf-8")
+        report.write_text(markdown(accepted, load, batch, limit), encoding="utf-8")
     if as_json:
         print(json.dumps([
             {"trace": line.trace, "batch": line.batch, "mode": mode,
