@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-_Drafts = tuple[bytes, bytes]
+_Drafts = tuple[list[int], list[int]]
 _Step = tuple[float, list[int], list[_Drafts]]
 
 __all__ = ["Activity", "Sizes", "Tally"]
@@ -102,7 +103,9 @@ class Activity:
     def note_drafts(self, lengths: npt.NDArray[np.int32], matches: npt.NDArray[np.int32]) -> None:
         """Note drafts and the matches that they come from: int32 [n] each, in tokens."""
         if self.on:
-            self._drafts.append((lengths.tobytes(), matches.tobytes()))
+            # Lists, of which the step makes others as well: after a forward pass, what makes bytes
+            # would have to be fetched into the processor's caches first.
+            self._drafts.append((lengths.tolist(), matches.tolist()))
 
     def note_step(self, seconds: float, sampled: list[int]) -> None:
         """Note that a step, whose drafts have been noted, took so long, and how many tokens each
@@ -126,15 +129,15 @@ class Activity:
         self._proposed = steps[-1][2]
         return [seconds for seconds, _, _ in steps], Tally(
             len(steps),
-            _counted(array("i", chain.from_iterable(sampled for _, sampled, _ in steps))),
-            _counted(b"".join(lengths for lengths, _ in ready)),
-            _counted(b"".join(matches for _, matches in drafts)),
+            _counted(sampled for _, sampled, _ in steps),
+            _counted(lengths for lengths, _ in ready),
+            _counted(matches for _, matches in drafts),
         )
 
 
-def _counted(lengths: bytes | array[int]) -> Counter[int]:
-    """How often each length occurs in an array of int32."""
-    counts = np.bincount(np.frombuffer(lengths, dtype=np.int32))
+def _counted(lists: Iterable[list[int]]) -> Counter[int]:
+    """How often each length occurs."""
+    counts = np.bincount(np.frombuffer(array("i", chain.from_iterable(lists)), dtype=np.int32))
     return Counter({length: count for length, count in enumerate(counts.tolist()) if count})
 
 

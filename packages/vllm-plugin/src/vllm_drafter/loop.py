@@ -260,9 +260,9 @@ class DraftLoop:
         if not places:
             return drafts
         batch = self._call(handles, step if len(places) == len(drafts) else step.some(places))
-        self.activity.note_drafts(batch.lengths, batch.match_lengths)
         for place, draft in zip(places, batch.tolist(), strict=True):
             drafts[place] = draft
+        self.activity.note_drafts(batch.lengths, batch.match_lengths)
         if batch.status.any():
             # Another call would overwrite the statuses.
             for place, status in zip(places, batch.status.tolist(), strict=True):
