@@ -325,19 +325,22 @@ class SuffixDrafter:
         if request_id in self._handles:
             raise RequestActive(request_id)
         tokens = _checked(prompt)
-        _check_range(tokens)
-        sequence = -1
-        if self._max_cached != 0:
+        sequence = self._take_sequence() if self._max_cached != 0 else -1
+        handle = self._take_handle()
+        # The prompt goes into the request's own tree only: it need not wait for the evictions.
+        fed = self._run(k.START, handle, sequence, tokens)
+        if fed < 0:
+            self._free_handles.append(handle)
+            if sequence >= 0:
+                self._free_sequences.append(sequence)
+            _check_range(tokens)
+        if sequence >= 0:
             if request_id in self._sequences:
                 self.evict_cached_response(request_id)
             while 0 < self._max_cached <= len(self._sequences):
                 self._evict(next(iter(self._sequences)), _EVICTED_AT_ONCE)
-            sequence = self._take_sequence()
-        handle = self._take_handle()
-        self._handles[request_id] = handle
-        if sequence >= 0:
             self._sequences[request_id] = sequence
-        fed = self._run(k.START, handle, sequence, tokens)
+        self._handles[request_id] = handle
         if fed < len(tokens):
             self._feed(handle, tokens, fed, _PROMPT)
         return handle
@@ -685,7 +688,7 @@ class SuffixDrafter:
         self._other[0] = second
         result: int = k.run(
             op, self._header, self._one, self._other,
-            self._no_tokens if tokens is None else tokens.reshape(1, -1),
+            self._no_tokens if tokens is None else tokens[None],
             self._no_rows, self._most, begin, 0.0, 0.0, 0.0, False, self._mode,
         )  # fmt: skip
         return result
@@ -917,6 +920,8 @@ def _as(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
 def _checked(tokens: Tokens) -> NDArray[np.int32]:
     """Token ids as a contiguous int32 array; the kernel refuses ids out of range."""
     array = np.asarray(tokens)
+    if array.dtype == np.int32 and array.ndim == 1 and array.flags.carray:
+        return array
     if array.ndim != 1:
         raise BadTokenId(f"token ids come as one sequence, not with shape {array.shape}")
     if len(array) == 0:
