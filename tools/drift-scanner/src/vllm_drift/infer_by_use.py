@@ -226,7 +226,11 @@ def is_only_overridden(symbol: FunctionShape) -> bool:
 def is_mentioned(tree: SourceTree, name: str) -> bool:
     """Whether a name occurs anywhere in a release but in `def name`."""
     use = re.compile(rf"(?<!def )\b{re.escape(name)}\b")
-    return any(use.search(tree.text(module) or "") for module in tree.files_containing(name))
+    wanted = name.encode()
+    return any(
+        wanted in (tree.data(module) or b"") and use.search(tree.text(module) or "") is not None
+        for module in tree.modules()
+    )
 
 
 def _never_fitted(calls: tuple[str, ...], where: _Where) -> Iterator[Outcome]:

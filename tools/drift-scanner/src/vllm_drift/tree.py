@@ -192,12 +192,18 @@ class SourceTree:
 
     def _search(self, substrings: tuple[str, ...], any_of: bool) -> list[str]:
         wanted = [s.encode() for s in substrings]
-        combine = any if any_of else all
         found = []
         for dotted in self._entries:
             data = self.data(dotted) or b""
-            if combine(w in data for w in wanted):
-                found.append(dotted)
+            for word in wanted:
+                # Any word decides where one is enough, a missing one where all are needed.
+                if (word in data) == any_of:
+                    if any_of:
+                        found.append(dotted)
+                    break
+            else:
+                if not any_of:
+                    found.append(dotted)
         return found
 
     def release_memory(self) -> None:
