@@ -13,6 +13,7 @@ import pytest
 from engines import ROOT, environment, model_path
 
 sys.path.insert(0, str(ROOT / "tools"))  # the demo's prompts
+sys.path.insert(0, str(Path(__file__).parent))
 
 JOBS = Path(__file__).with_name("jobs.py")
 SECONDS = 420
