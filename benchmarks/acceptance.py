@@ -104,10 +104,10 @@ def run(trace: Trace, batch: int, modes: dict[str, dict[str, object]]) -> list[L
     return lines
 
 
-def new_code(limit: int, min_tokens: int, max_tokens: int) -> Trace:
+def new_code(files: Sequence[Request], limit: int, min_tokens: int, max_tokens: int) -> Trace:
     """Whole source files, answered to nothing: little in them was there before."""
-    files = [f for f in unchanged_files() if min_tokens <= len(f.response) <= max_tokens]
-    return Trace("new code", tuple(files[:limit]))
+    chosen = [file for file in files if min_tokens <= len(file.response) <= max_tokens]
+    return Trace("new code", tuple(chosen[:limit]))
 
 
 def all_of(traces: Sequence[Trace]) -> list[Trace]:
@@ -236,11 +236,12 @@ def main(
 ) -> None:
     """Compare what the two modes accept, alone and under load."""
     categories = spec_bench()
-    code = [code_edits(limit=limit), new_code(limit, 200, 2000)]
+    files = unchanged_files()
+    code = [code_edits(limit=limit), new_code(files, limit, 200, 2000)]
     accepted_plan = [code[0], *categories, code[1]]
     load_plan = [
         (trace, size)
-        for trace in [code[0], *all_of(categories), new_code(BATCHES[-1], 64, SHORT)]
+        for trace in [code[0], *all_of(categories), new_code(files, BATCHES[-1], 64, SHORT)]
         for size in BATCHES
         if size <= max(BATCHES[0], len(trace.requests))
     ]
