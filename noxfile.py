@@ -255,7 +255,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def acceptance(session: nox.Session) -> None:
     """Accepted tokens on every trace, exact and default mode, alone and under load."""
-    _bench_environment(session)
+    session.install("-r", "benchmarks/requirements.txt", *_editable())  # the peer is not needed
     report = ["--report", "docs/acceptance.md"]
     session.run("python", "benchmarks/acceptance.py", *(session.posargs or report))
 

@@ -184,8 +184,8 @@ def markdown(accepted: list[Line], load: list[Line], batch: int, limit: int) -> 
     lines = [
         "# Exact and default drafts",
         "",
-        "Written by `nox -s acceptance`. Responses are known, so a draft counts as accepted as far "
-        f"as it agrees with them. The code-edit trace is vLLM {OLD} to {NEW} (old file as prompt, "
+        "Written by `benchmarks/acceptance.py`, which `nox -s acceptance` runs. Responses are "
+        f"known, so a draft counts as accepted as far as it agrees with them. The code-edit trace is vLLM {OLD} to {NEW} (old file as prompt, "
         "new file as response); Spec-Bench is asked twice, cold and warm; new code is whole files "
         f"without a prompt. Of code there are up to {limit} files. Exact mode drafts "
         "what arctic-inference drafts ([parity.md](parity.md)); how the default mode drafts is in "
@@ -230,7 +230,7 @@ def table_lines(columns: list[str], rows: list[list[str]]) -> list[str]:
 
 def main(
     batch: Annotated[int, typer.Option(min=1, help="Requests at once for the first table.")] = 8,
-    limit: Annotated[int, typer.Option(min=1, help="Files of the traces of code.")] = 64,
+    limit: Annotated[int, typer.Option(min=1, help="Files of the traces of code.")] = 24,
     report: Annotated[Path | None, typer.Option(help="Write the page as Markdown.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
