@@ -255,7 +255,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def acceptance(session: nox.Session) -> None:
     """Accepted tokens on every trace, exact and default mode, alone and under load."""
-    session.install("-r", "benchmarks/requirements.txt", *_editable())  # the peer is not needed
+    _bench_environment(session)
     report = ["--report", "docs/acceptance.md"]
     session.run("python", "benchmarks/acceptance.py", *(session.posargs or report))
 

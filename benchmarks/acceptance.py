@@ -185,7 +185,8 @@ def markdown(accepted: list[Line], load: list[Line], batch: int, limit: int) -> 
         "# Exact and default drafts",
         "",
         "Written by `benchmarks/acceptance.py`, which `nox -s acceptance` runs. Responses are "
-        f"known, so a draft counts as accepted as far as it agrees with them. The code-edit trace is vLLM {OLD} to {NEW} (old file as prompt, "
+        "known, so a draft counts as accepted as far as it agrees with them. The code-edit trace "
+        f"is vLLM {OLD} to {NEW} (old file as prompt, "
         "new file as response); Spec-Bench is asked twice, cold and warm; new code is whole files "
         f"without a prompt. Of code there are up to {limit} files. Exact mode drafts "
         "what arctic-inference drafts ([parity.md](parity.md)); how the default mode drafts is in "
