@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from drafter_compat.surface import ClassShape, FunctionShape
@@ -280,9 +280,16 @@ def _demands(
         return []
     owner = symbol.name.rpartition(".")[0]
     override = is_only_overridden(symbol)
-    settled = _failing(old, before, old.find(symbol.module, owner), replacement, override)
+    # What a module that did not change passes now, it passed before.
+    alike = new.modules_alike(old)
+    settled = _failing(old, before, old.find(symbol.module, owner), replacement, override, alike)
     fresh = _failing(new, after, new.find(symbol.module, owner), replacement, override)
     known = {(c.function, p) for c, p in settled if _problem(where.was, c.call) is None}
+    known |= {
+        (c.function, p)
+        for c, p in fresh
+        if c.module in alike and _problem(where.was, c.call) is None
+    }
     by_problem: dict[tuple[str, bool], list[Caller]] = {}
     for caller, problem in fresh:
         if _problem(where.now, caller.call) is None:
@@ -363,10 +370,13 @@ def _failing(
     owner: Definition | None,
     replacement: inspect.Signature,
     override: bool,
+    apart_from: Collection[str] = (),
 ) -> list[tuple[Caller, str]]:
     through = owner if owner is not None and owner.kind == "class" else None
     found = []
-    for caller in find_callers(release, function, through, override=override):
+    for caller in find_callers(
+        release, function, through, override=override, apart_from=apart_from
+    ):
         problem = _problem(replacement, caller.call)
         if problem is not None:
             found.append((caller, problem))

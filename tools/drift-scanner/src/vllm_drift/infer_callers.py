@@ -9,7 +9,7 @@ release and `ast`; neither plugins nor surfaces.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from vllm_drift.infer_release import Definition, FunctionNode, Release
@@ -38,23 +38,29 @@ def find_callers(
     through: Definition | None,
     *,
     override: bool = False,
+    apart_from: Collection[str] = (),
 ) -> list[Caller]:
     """Find the calls of a function, or of a method of the class `through`.
 
     With `override`, those that can reach a method of a subclass of `through` that is not in the
     release: the receiver is told to be `through` or a base of it. Else those that can reach the
-    method itself, also through a subclass that inherits it.
+    method itself, also through a subclass that inherits it. `apart_from` names modules not to look
+    at.
     """
     name = target.name.rpartition(".")[2]
     if through is None:
-        return list(_of_function(release, target, name))
+        return list(_of_function(release, target, name, apart_from))
     if name == "__init__":
-        return list(_of_function(release, through, through.name))
-    return list(_of_method(release, through, name, target, override))
+        return list(_of_function(release, through, through.name, apart_from))
+    return list(_of_method(release, through, name, target, override, apart_from))
 
 
-def _of_function(release: Release, target: Definition, name: str) -> Iterator[Caller]:
+def _of_function(
+    release: Release, target: Definition, name: str, apart_from: Collection[str]
+) -> Iterator[Caller]:
     for module in release.tree.files_containing(f"{name}(", f"({name},", any_of=True):
+        if module in apart_from:
+            continue
         for node, function, qualname, _ in release.calls_of(module, name):
             dotted = _dotted(node.func)
             if dotted is None:
@@ -82,13 +88,20 @@ def _local_import(
 
 
 def _of_method(
-    release: Release, through: Definition, name: str, target: Definition, override: bool
+    release: Release,
+    through: Definition,
+    name: str,
+    target: Definition,
+    override: bool,
+    apart_from: Collection[str],
 ) -> Iterator[Caller]:
     # Called, handed to `partial`, or given another name first.
     spellings = (f".{name}(", f".{name},", f".{name}\n")
     modules = release.tree.files_containing(*spellings, any_of=True)
     unique: bool | None = None
     for module in modules:
+        if module in apart_from:
+            continue
         for node, function, qualname, owner in release.calls_of(module, name):
             if not isinstance(node.func, ast.Attribute):
                 continue

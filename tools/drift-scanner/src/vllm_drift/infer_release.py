@@ -107,6 +107,8 @@ class Release:
             tuple[str, str], list[tuple[ast.Call, FunctionNode, str, Definition | None]]
         ] = {}
         self._texts: dict[str, list[str]] = {}
+        self._alike: frozenset[str] = frozenset()
+        self._alike_to: SourceTree | None = None
 
     # --- names -----------------------------------------------------------------------------
 
@@ -300,6 +302,16 @@ class Release:
                 lines = statements.names[name] if statements is not None else []
                 found.append((other, lines[-1].lineno if lines else 1))
         return found
+
+    def modules_alike(self, other: Release) -> frozenset[str]:
+        """The modules that another release has to the letter."""
+        if other.tree is not self._alike_to:
+            mine, theirs = self.tree, other.tree
+            self._alike = frozenset(
+                m for m in mine.modules() if m in theirs and mine.digest(m) == theirs.digest(m)
+            )
+            self._alike_to = theirs
+        return self._alike
 
     def isinstance_in(self, module: str, name: str) -> list[str]:
         """The functions of a module that test `isinstance(value, name)`."""
