@@ -58,7 +58,7 @@ def in_new_process(code: str, **environment: str) -> subprocess.CompletedProcess
         env={**os.environ, **path, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 

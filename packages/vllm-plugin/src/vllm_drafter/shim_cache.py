@@ -23,6 +23,10 @@ class SuffixDecodingCache(DropIn):
     def __init__(self, max_tree_depth: int = 64, max_cached_requests: int = -1) -> None:
         settings = read_settings()
         started = time.perf_counter()
+        logger.info(
+            "vllm-drafter: preparing the drafter's kernels; the first start on a machine "
+            "compiles them, which can take a minute"
+        )
         drafter_core.warm_up(exact=True)
         shared = 0 if settings.sharing == "none" else max_cached_requests
         super().__init__(max_tree_depth, shared)
