@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from batches import COPYABLE, Batch, vllm_config
-from processes import answer_once
+from own_process import answer_once
 
 from vllm_drafter.custom_class import CustomClassProposer
 from vllm_drafter.proposer import TokensPerStepProposer
