@@ -80,37 +80,10 @@ def refusals(engine: dict[str, Any], requests: list[dict[str, Any]]) -> dict[str
 # --- the LM head --------------------------------------------------------------------------------
 
 
-def keep_head(model: Any) -> None:
-    """In the worker: from now on keep what goes into the LM head and what comes out."""
-    model.kept = []
-
-    def keep(module: Any, inputs: Any, output: Any) -> None:
-        # Ranks above 0 get no logits where they are gathered on the first.
-        if output is not None:
-            model.kept.append((inputs[1].clone(), output.clone()))
-
-    model.logits_processor.register_forward_hook(keep)
-
-
-def kept_head(model: Any) -> dict[str, Any]:
-    """In the worker: what was kept, as float64 (exact), and the types it had."""
-    import torch
-
-    if not model.kept:
-        return {"logits": []}
-    hidden = torch.cat([one for one, _ in model.kept]).double()
-    logits = torch.cat([one for _, one in model.kept])
-    return {
-        "hidden": hidden.numpy(),
-        "logits": logits.double().numpy(),
-        "weights": str(model.lm_head.weight.dtype),
-        "computed": str(logits.dtype),
-    }
-
-
 def lm_head(engine: dict[str, Any], prompts: list[list[int]], weights: str) -> dict[str, Any]:
     """Generate; compare the logits that were sampled from with those computed in float64."""
     import numpy as np
+    from head_in_worker import keep_head, kept_head
     from safetensors.torch import load_file
     from vllm import LLM, SamplingParams
 

@@ -24,7 +24,8 @@ def engine(kind: str = "baseline", number: int = 1, seconds: float = 2.0, **grou
         "seconds": seconds,
         **group,
     }
-    return Engine(kind, number, Path(), {"groups": {name: dict(answers) for name in GROUPS}})
+    groups = {name: dict(answers) for name in GROUPS}
+    return Engine(kind, number, Path(), result={"groups": groups})
 
 
 def both(**suffix: Any) -> dict[str, list[Engine]]:
