@@ -20,7 +20,14 @@ from dataclasses import dataclass
 from drafter_compat.surface import ClassShape, FunctionShape
 from vllm_drift.findings import Location, Severity, Verdict
 from vllm_drift.infer_callers import Caller, find_callers
-from vllm_drift.infer_release import Definition, FunctionNode, Release, parse_quietly
+from vllm_drift.infer_release import (
+    Definition,
+    FunctionNode,
+    Release,
+    child_nodes,
+    parse_quietly,
+    walk,
+)
 from vllm_drift.judging import Outcome
 from vllm_drift.tree import SourceTree
 
@@ -169,7 +176,7 @@ def _is_generator(definition: Definition) -> bool:
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             return True
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            waiting.extend(ast.iter_child_nodes(node))
+            waiting.extend(child_nodes(node))
     return False
 
 
@@ -397,12 +404,12 @@ def texts_put_for(anchor: str, plugin: SourceTree) -> list[str]:
         if tree is None:
             continue
         named: dict[str, set[str]] = {}
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
                 for target in node.targets:
                     if isinstance(target, ast.Name) and isinstance(node.value.value, str):
                         named.setdefault(target.id, set()).add(node.value.value)
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "replace":
                 texts = [_literal(a, named) for a in node.args[:2]]
                 if len(texts) == 2 and texts[0] == anchor and texts[1]:
@@ -485,12 +492,12 @@ def _only_called(plugin: SourceTree, name: str) -> bool:
             return False
         called: set[ast.AST] = set()
         annotated: set[ast.AST] = set()
-        for node in ast.walk(tree):
+        for node in walk(tree):
             if isinstance(node, ast.Call):
                 called.add(node.func)
             for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-                annotated.update(ast.walk(annotation) if annotation is not None else ())
-        for node in ast.walk(tree):
+                annotated.update(walk(annotation) if annotation is not None else ())
+        for node in walk(tree):
             found = getattr(node, "id", None) or getattr(node, "attr", None)
             if found == name and node not in called and node not in annotated:
                 return False

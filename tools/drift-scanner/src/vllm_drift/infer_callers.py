@@ -12,7 +12,7 @@ import ast
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from vllm_drift.infer_release import Definition, FunctionNode, Release
+from vllm_drift.infer_release import Definition, FunctionNode, Release, walk
 
 __all__ = ["Caller", "find_callers"]
 
@@ -77,7 +77,7 @@ def _local_import(
 ) -> Definition | None:
     """What a name stands for that the function itself imports."""
     head, _, rest = dotted.partition(".")
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == head:
@@ -168,7 +168,7 @@ class _Types:
             a.arg: a.annotation for a in (*positional, *arguments.kwonlyargs) if a.annotation
         }
         self.assigned: dict[str, list[ast.expr]] = {}
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     if isinstance(target, ast.Name):

@@ -13,7 +13,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vllm_drift.infer_release import Definition, Release, annotation_names, parse_quietly
+from vllm_drift.infer_release import (
+    Definition,
+    Release,
+    annotation_names,
+    child_nodes,
+    parse_quietly,
+)
 from vllm_drift.infer_values import (
     UNKNOWN,
     Bound,
@@ -993,7 +999,7 @@ def children(node: ast.AST) -> list[ast.AST]:
     """The nodes right below a node, remembered on it: a plugin is walked several times."""
     kept: list[ast.AST] | None = node.__dict__.get("_children")
     if kept is None:
-        kept = list(ast.iter_child_nodes(node))
+        kept = child_nodes(node)
         node.__dict__["_children"] = kept
     return kept
 

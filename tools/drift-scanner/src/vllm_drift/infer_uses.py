@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vllm_drift.infer_plugin import Plugin, PluginClass, Scope, children, dotted_text
-from vllm_drift.infer_release import partial_call
+from vllm_drift.infer_release import partial_call, walk
 from vllm_drift.infer_values import (
     Bound,
     Constant,
@@ -206,7 +206,7 @@ class _Walker:
     def _behind(self, test: ast.expr) -> Iterator[ast.expr]:
         """The condition, and what the names in it were assigned."""
         yield test
-        for node in ast.walk(test):
+        for node in walk(test):
             if isinstance(node, ast.Name):
                 yield from self.plugin.assigned(node.id, self.scope)
 
@@ -216,7 +216,7 @@ class _Walker:
             isinstance(value, Local)
             and not isinstance(value.node, ast.ClassDef)
             and _probes(value.node)
-            for node in ast.walk(expression)
+            for node in walk(expression)
             if isinstance(node, ast.Call)
             for value in self.plugin.evaluate(node.func, self.scope)
         )
@@ -638,7 +638,7 @@ def _catches_import(handler: ast.ExceptHandler) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _probes(node: ast.AST) -> bool:
     """Whether code asks what the installed release has, by hasattr, a signature or a version."""
-    for inner in ast.walk(node):
+    for inner in walk(node):
         name = ""
         if isinstance(inner, ast.Name):
             name = inner.id
