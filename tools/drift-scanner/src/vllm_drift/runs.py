@@ -13,6 +13,7 @@ import gc
 import hashlib
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -140,12 +141,13 @@ def check(
             declared = surface
             if declared is None:
                 assert plugin is not None
-                declared = analysis.infer(plugin, older, sources.package)
+                declared = analysis.infer(plugin, older, newer, sources.package)
                 notes = (
                     f"what {declared.plugin} relies on was inferred from its source "
                     f"({plugin.label}): {len(declared)} symbol{'s' * (len(declared) != 1)}",
                 )
-            parts = _parts(declared, analysis.workers)
+            # More parts than processes: their costs differ, and whoever is done takes the next.
+            parts = _parts(declared, 3 * analysis.workers if analysis.workers > 1 else 1)
             pending = [analysis.compare(part, older, newer, plugin) for part in parts]
             findings = _in_order(declared, [f for future in pending for f in future.result()])
         report = Report(
@@ -465,8 +467,13 @@ class _Analysis:
         here = self.keep_trees and len(surface) < _WORTH_SPLITTING
         return self._kept(key) or self._start(_compare, key, surface, old, new, plugin, here=here)
 
-    def infer(self, plugin: SourceTree, release: _Release, package: str) -> Surface:
-        """Infer a plugin's surface, or return the one that was inferred before."""
+    def infer(
+        self, plugin: SourceTree, release: _Release, newer: _Release, package: str
+    ) -> Surface:
+        """Infer a plugin's surface, or return the one that was inferred before.
+
+        `newer` is what `release` will be compared with.
+        """
         from drafter_compat.surface import SurfaceError, dump_surface, parse_surface
 
         extras = json.dumps(plugin.extras, sort_keys=True)
@@ -479,7 +486,7 @@ class _Analysis:
         if self._executor is not None:
             # The comparison that follows needs its processes; they start while this one infers.
             for _ in range(self.workers):
-                self._executor.submit(_preload)
+                self._executor.submit(_prepare, self._cache, release, newer)
         surface = infer(plugin, release.open(), package=package)
         text = dump_surface(surface)
         try:
@@ -523,17 +530,31 @@ def _analysis(
             return
         # Forking while threads run (the downloads) can deadlock; a fresh interpreter cannot.
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(count, context, initializer=gc.disable)
+        executor = ProcessPoolExecutor(count, context, initializer=_begin_worker)
         try:
             yield _Analysis(cache, Path(name), executor, count, keep_trees)
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
 
+def _begin_worker() -> None:
+    gc.disable()
+    # Taking the syntax trees of two releases down object by object takes longer than a second, for
+    # which the command would wait: leave them to the system, after all that is to be finalised.
+    multiprocessing.util.Finalize(None, os._exit, args=(0,), exitpriority=-100)
+
+
 def _preload() -> None:
     """Import what every analysis needs."""
     import vllm_drift.compare
     import vllm_drift.scan  # noqa: F401
+
+
+def _prepare(cache: Cache, *releases: _Release) -> None:
+    """Import what an analysis of these releases needs, and open them."""
+    _preload()
+    for release in releases:
+        _opened(release, cache)
 
 
 def _keep(
