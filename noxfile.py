@@ -112,12 +112,7 @@ def demo(session: nox.Session) -> None:
 def _engine_session(name: str, pin: Pin) -> None:
     @nox.session(name=name, python=False)
     def engine(session: nox.Session) -> None:
-        python = _vllm_with_our_wheels(session, pin)
-        session.run(python, "tools/demo/make_model.py", MODELS, external=True)
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
-        # `python -m pytest` would put the repository itself on the path.
-        pytest = str(Path(python).with_name("pytest"))
-        session.run(pytest, "tests/engine", *session.posargs, env=environment, external=True)
+        _test_on_vllm(session, "tests/engine", pin)
 
     engine.__doc__ = f"The tests on the real engine: vLLM {pin.vllm} on the CPU, our built wheels."
 
@@ -131,11 +126,7 @@ for _pin in PINS.values():
 @nox.session(python=False)
 def patches(session: nox.Session) -> None:
     """The four patches on the real engine, each by what the engine then does."""
-    python = _vllm_with_our_wheels(session, DEFAULT_PIN, (*PLUGIN, PATCHES))
-    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
-    pytest = str(Path(python).with_name("pytest"))
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-    session.run(pytest, "tests/patches", *session.posargs, env=environment, external=True)
+    _test_on_vllm(session, "tests/patches", DEFAULT_PIN, (*PLUGIN, PATCHES))
 
 
 @nox.session
@@ -157,11 +148,7 @@ def example(session: nox.Session) -> None:
 @nox.session(python=False)
 def traffic(session: nox.Session) -> None:
     """Hard traffic on the real engine, every token compared, and what the metrics show of it."""
-    python = _vllm_with_our_wheels(session, DEFAULT_PIN)
-    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
-    pytest = str(Path(python).with_name("pytest"))
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
-    session.run(pytest, "tests/traffic", *session.posargs, env=environment, external=True)
+    _test_on_vllm(session, "tests/traffic", DEFAULT_PIN)
 
 
 @nox.session
@@ -220,11 +207,7 @@ for _pin in PINS.values():
 @nox.session(python=False)
 def settings(session: nox.Session) -> None:
     """The plugin's settings on the real engine: the route `shim`, and what is shared."""
-    python = _vllm_with_our_wheels(session, DEFAULT_PIN)
-    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
-    pytest = str(Path(python).with_name("pytest"))
-    session.run(pytest, "tests/settings", *session.posargs, env=environment, external=True)
+    _test_on_vllm(session, "tests/settings", DEFAULT_PIN)
 
 
 @nox.session(python=False)
@@ -333,6 +316,18 @@ def _unit_tests(session: nox.Session) -> None:
     tests = [f"{package}/tests" for package in (*PACKAGES, "tools/demo")]
     # What needs the index belongs to the drift session.
     session.run("pytest", "-m", "not network", *tests, *session.posargs)
+
+
+def _test_on_vllm(
+    session: nox.Session, tests: str, pin: Pin, packages: tuple[str, ...] = PLUGIN
+) -> None:
+    """Run tests of the real engine, with the models that they serve."""
+    python = _vllm_with_our_wheels(session, pin, packages)
+    session.run(python, "tools/demo/make_model.py", MODELS, external=True)
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+    # `python -m pytest` would put the repository itself on the path.
+    pytest = str(Path(python).with_name("pytest"))
+    session.run(pytest, tests, *session.posargs, env=environment, external=True)
 
 
 def _vllm_with_our_wheels(
