@@ -6,13 +6,10 @@ greedily by a real model, without speculation, with each method alone, and with 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from demo.prompts import all_prompts
 from transformers import AutoTokenizer
 
-ROOT = Path(__file__).parents[2]
 BATCH = 8
 TOKENS = 96
 DRAFT = 8
@@ -23,7 +20,7 @@ SUFFIX = {"method": "suffix"}
 @pytest.fixture(scope="session")
 def prompts(smollm) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(smollm)
-    messages = [[{"role": "user", "content": prompt.text}] for prompt in all_prompts(ROOT)]
+    messages = [[{"role": "user", "content": prompt.text}] for prompt in all_prompts()]
     texts = [
         tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
         for message in messages

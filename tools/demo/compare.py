@@ -230,7 +230,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=1800, help=f"s for all {shown}")
     parser.add_argument("--page", type=Path, help="put this release's row into that page's table")
     options = parser.parse_args()
-    texts = [prompt.text for prompt in all_prompts(ROOT)]
+    texts = [prompt.text for prompt in all_prompts()]
     if not options.rounds <= options.prompts <= len(texts):
         parser.error(f"--prompts is from --rounds ({options.rounds}) to {len(texts)}")
     job = Job(

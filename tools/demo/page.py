@@ -44,8 +44,7 @@ METHOD = """\
   `vllm:spec_decode_num_accepted_tokens`).
 - The drafter starts empty in each round. Within a round it learns from the prompts and answers that
   it has seen, as it would in service; no question is asked twice.
-- The code to edit and the text to extract from are this repository's own at the time of the run,
-  so a later run has slightly other prompts. The open questions are written for the demo.
+- All prompts were written for the demo and are in its files (`tools/demo/texts`, `prompts.py`).
 - A CPU has no computing power to spare: verifying a draft token costs about what it takes to
   generate one, so accepted tokens turn into less speed here than where small batches leave a
   processor idle.

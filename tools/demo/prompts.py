@@ -1,16 +1,14 @@
 """The demo's prompts: real ones, with something to copy and without.
 
 A suffix drafter wins where an answer repeats what was seen before, and must not cost much where it
-does not. So there are both, and the demo prints them apart. The text to copy from is this
-repository's own code and documentation as it is when the demo runs.
+does not. So there are both, and the demo prints them apart. All were written for the demo and stay
+as they are, code and text to copy from in texts/: what two versions drafted can be compared.
 """
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 __all__ = ["GROUPS", "Prompt", "all_prompts", "warm_up"]
 
@@ -20,9 +18,7 @@ GROUPS = {
     "open": "open questions: nothing to copy",
 }
 
-PER_GROUP = 8
-
-Item = TypeVar("Item")
+TEXTS = Path(__file__).with_name("texts")
 
 
 @dataclass(frozen=True)
@@ -32,20 +28,13 @@ class Prompt:
     group: str
     """A key of GROUPS."""
     source: str
-    """Where its text comes from, for the report."""
+    """The file that holds its text, for the report."""
     text: str
 
 
-def all_prompts(root: Path) -> list[Prompt]:
-    """Return the prompts of every group, PER_GROUP each, group by group.
-
-    Args:
-        root: the repository.
-
-    Raises:
-        ValueError: the repository does not hold enough code or text of the right size.
-    """
-    return [*_edits(root), *_extracts(root), *_open_questions()]
+def all_prompts() -> list[Prompt]:
+    """Return the prompts of every group, eight each, group by group."""
+    return [*_edits(), *_extracts(), *_open_questions()]
 
 
 def warm_up() -> list[str]:
@@ -58,42 +47,19 @@ def warm_up() -> list[str]:
     ]
 
 
-def _edits(root: Path) -> list[Prompt]:
-    functions = []
-    for path in sorted(root.glob("packages/*/src/**/*.py")) + sorted(root.glob("tools/**/*.py")):
-        functions += [(path, name, code) for name, code in _functions(path.read_text())]
+def _edits() -> list[Prompt]:
     prompts = []
-    for path, name, code in _spread(
-        functions, "functions of 12 to 30 lines in packages/ and tools/"
-    ):
+    for path in sorted(TEXTS.glob("edit/*.txt")):
         text = (
-            f"Here is a Python function:\n\n```python\n{code}\n```\n\nRename the function to "
-            f"`{name.strip('_')}_checked` and reply with the complete function, otherwise "
-            "unchanged."
+            f"Here is a Python function:\n\n```python\n{path.read_text().strip()}\n```\n\nRename "
+            f"the function to `{path.stem}_checked` and reply with the complete function, "
+            "otherwise unchanged."
         )
-        prompts.append(Prompt("edit", f"{path.relative_to(root).as_posix()}:{name}", text))
+        prompts.append(Prompt("edit", path.name, text))
     return prompts
 
 
-def _functions(source: str) -> list[tuple[str, str]]:
-    """Return name and text of the top-level functions that a small model can keep in view."""
-    found = []
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
-            code = ast.get_source_segment(source, node) or ""
-            if 12 <= code.count("\n") + 1 <= 30:
-                found.append((node.name, code))
-    return found
-
-
-def _extracts(root: Path) -> list[Prompt]:
-    passages = []
-    for path in [root / "README.md", *sorted(root.glob("docs/*.md"))]:
-        passages += [(path, block) for block in path.read_text().split("\n\n")]
-    for path in sorted(root.glob("*/*/src/**/*.py")):
-        summary = ast.get_docstring(ast.parse(path.read_text())) or ""
-        passages.append((path, summary.replace("\n\n", "\n")))
-    prose = [(path, text) for path, text in passages if text[:1].isalpha() and len(text) >= 200]
+def _extracts() -> list[Prompt]:
     tasks = (
         "Copy out the first two sentences of this text, word for word.",
         "Repeat this text with every comma replaced by a semicolon.",
@@ -102,10 +68,9 @@ def _extracts(root: Path) -> list[Prompt]:
         "Correct any spelling mistakes in this text and reply with the whole text.",
     )
     prompts = []
-    chosen = _spread(prose, "paragraphs of prose in README.md, docs/ and modules")
-    for i, (path, passage) in enumerate(chosen):
-        text = f"{tasks[i % len(tasks)]}\n\nText:\n{passage[:1200]}"
-        prompts.append(Prompt("extract", path.relative_to(root).as_posix(), text))
+    for number, path in enumerate(sorted(TEXTS.glob("extract/*.txt"))):
+        text = f"{tasks[number % len(tasks)]}\n\nText:\n{path.read_text().strip()}"
+        prompts.append(Prompt("extract", path.name, text))
     return prompts
 
 
@@ -121,10 +86,3 @@ def _open_questions() -> list[Prompt]:
         "What makes bread rise, and what can go wrong?",
     )
     return [Prompt("open", "written for the demo", question) for question in questions]
-
-
-def _spread(items: list[Item], what: str) -> list[Item]:
-    """Return PER_GROUP items, evenly spread over the list."""
-    if len(items) < PER_GROUP:
-        raise ValueError(f"the demo needs {PER_GROUP} {what} and found {len(items)}")
-    return [items[i * len(items) // PER_GROUP] for i in range(PER_GROUP)]

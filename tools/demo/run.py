@@ -142,7 +142,7 @@ def main() -> int:
     if not (options.model / "config.json").exists():
         parser.error(f"no model in {options.model}; tools/demo/make_model.py build/models makes it")
 
-    prompts = all_prompts(ROOT)
+    prompts = all_prompts()
     job = Job(
         model=options.model.resolve(),
         groups={name: [p.text for p in prompts if p.group == name] for name in GROUPS},
