@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from engines import SUFFIX, EngineResult, model_path, run_engine, start_engine
+from engines import SUFFIX, EngineResult, Server, model_path, run_engine, start_engine, start_server
 from prompts import EDITS, GREEDY
+
+TWO_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +57,78 @@ def test_a_damaged_file_stops_the_start_and_is_named(engines, folder):
     assert "VLLM_DRAFTER_SNAPSHOT" in done.stdout
     assert str(damaged) in done.stdout
     assert "truncated" in done.stdout
+
+
+# --- several workers, one file --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_workers(folder: Path) -> tuple[EngineResult, EngineResult]:
+    """The same with two tensor-parallel workers, one after the other."""
+    engine = {
+        "model": model_path("DRAFTER_MODEL_TP", "tiny-llama"),
+        "speculative_config": SUFFIX,
+        "tensor_parallel_size": 2,
+    }
+    sampling = {**GREEDY, "max_tokens": 48, "ignore_eos": True}
+    run = {"name": "greedy", "prompts": EDITS[:4], "sampling": sampling}
+    path = str(folder / "cache-of-two")
+    first, second = (
+        run_engine(folder / name, engine, [run], VLLM_DRAFTER_SNAPSHOT=path, **TWO_CORES)
+        for name in ("two-first", "two-second")
+    )
+    return first, second
+
+
+def test_of_two_workers_both_load_the_file_and_one_saves_it(two_workers):
+    first, second = two_workers
+    assert first.log.count("the cache starts empty") == 2
+    assert second.log.count("loaded 4 responses") == 2
+    for engine in two_workers:
+        assert engine.log.count("vllm-drafter: saved ") == 1
+        assert "another process writes" not in engine.log
+        assert "was not written" not in engine.log
+
+
+def test_two_restarted_workers_answer_the_same_in_fewer_steps(two_workers):
+    first, second = two_workers
+    assert second.tokens("greedy") == first.tokens("greedy")
+    assert second.runs["greedy"]["steps"] < first.runs["greedy"]["steps"]
+
+
+@pytest.fixture(scope="module")
+def two_replicas(folder: Path) -> Server:
+    """A server of two replicas that are given the same file, which has ended."""
+    server = start_server(
+        folder / "replicas",
+        model_path("DRAFTER_MODEL_TP", "tiny-llama"),
+        *("--data-parallel-size", "2", "--dtype", "float32"),
+        *("--speculative-config", json.dumps(SUFFIX)),
+        VLLM_DRAFTER_SNAPSHOT=str(folder / "cache-of-replicas"),
+        **TWO_CORES,
+    )
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda prompt: _ask(server.url, prompt), EDITS[:8]))
+        server.wait_until_idle()
+    finally:
+        server.stop()
+    return server
+
+
+def _ask(url: str, prompt: str) -> None:
+    body = {"model": "model", "prompt": prompt, "max_tokens": 32, "temperature": 0.0}
+    asked = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    urllib.request.urlopen(asked, timeout=300).read()
+
+
+def test_of_two_replicas_one_saves_the_file_and_the_other_says_that_it_does_not(
+    two_replicas, folder
+):
+    log = two_replicas.log.read_text()
+    assert log.count("another process writes") == 1
+    assert log.count("vllm-drafter: saved ") == 1
+    assert "was not written" not in log
+    assert (folder / "cache-of-replicas").is_file()

@@ -43,12 +43,17 @@ def sampling_params(sampling: dict[str, Any]) -> Any:
     return SamplingParams(**sampling)
 
 
+ADAPTERS: dict[str, int] = {}
+"""vLLM's id of each adapter: from 1, in the order in which they are asked for."""
+
+
 def lora_request(path: str | None) -> Any:
     if path is None:
         return None
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest("adapter", 1, path)
+    number = ADAPTERS.setdefault(path, len(ADAPTERS) + 1)
+    return LoRARequest(f"adapter-{number}", number, path)
 
 
 def add(engine: Any, request: dict[str, Any]) -> None:

@@ -79,9 +79,15 @@ def run_pair(
 
 
 def run_traffic(
-    folder: Path, engine: Mapping[str, Any], phases: Mapping[str, Sequence[Request]]
+    folder: Path,
+    engine: Mapping[str, Any],
+    phases: Mapping[str, Sequence[Request]],
+    **changes: str,
 ) -> tuple[dict[str, Phase], str]:
-    """Run the phases on one engine; AssertionError with the end of its log if that fails."""
+    """Run the phases on one engine; AssertionError with the end of its log if that fails.
+
+    `changes` are environment variables.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
     defaults = {"enforce_eager": True, "max_model_len": 2048, "dtype": "float32"}
@@ -93,6 +99,7 @@ def run_traffic(
         folder / "stamps.jsonl",
         VLLM_DISABLE_REQUEST_ID_RANDOMIZATION="1",
         VLLM_DRAFTER_LOG_SECONDS="1",
+        **changes,
     )
     with log.open("w") as output:
         process = subprocess.Popen(

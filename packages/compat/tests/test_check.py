@@ -340,6 +340,13 @@ def test_what_a_plugin_copes_without_may_be_absent_but_not_different(root: Path)
     assert not check(FUNCTION + 'name = "Runner.step"\noptional = true\nsignature = "()"', root).ok
 
 
+def test_an_optional_text_may_be_gone_but_not_be_there_twice(root: Path) -> None:
+    gone = check(ANCHOR + 'text = "nowhere"\noptional = true', root)
+    assert gone.ok
+    assert "it occurs 0 times; my-plugin copes without it" in gone.found
+    assert not check(ANCHOR + 'text = "def "\noptional = true', root).ok
+
+
 def test_the_check_imports_nothing(root: Path) -> None:
     (root / "runner.py").write_text("raise SystemExit('was imported')\n")
     check(FROM_IMPORT, root)

@@ -692,7 +692,8 @@ def _check_anchor(symbol: Anchor, tree: SourceTree) -> Found:
         text = "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
     count = text.count(symbol.text)
     if count != 1:
-        raise _Wrong(f"it occurs {count} times", tree.location(source, lineno))
+        problem = _Wrong if count else _Absent
+        raise problem(f"it occurs {count} times", tree.location(source, lineno))
     return "once", tree.location(source, lineno + text.count("\n", 0, text.index(symbol.text)))
 
 
