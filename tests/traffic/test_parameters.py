@@ -39,6 +39,7 @@ PEOPLE = [
     chat(f"Describe a {who} as JSON with name, age, town and friends.")
     for who in ("teacher", "sailor", "baker", "farmer")
 ]
+# No logit_bias and no min_p: vLLM refuses them with speculation of any method.
 PHASES = {
     "plain": ask([*COPIES, *EDITS]),
     # Greedy takes no n: of one candidate, all samples are the best one.
@@ -54,7 +55,6 @@ PHASES = {
         *[{**request, "key": f"free {request['key']}"} for request in ask(COPIES)],
     ],
     "penalties": ask(COPIES, repetition_penalty=1.1, presence_penalty=0.3, frequency_penalty=0.1),
-    "bias": ask(COPIES, logit_bias={"253": 2.0, "260": -4.0}),
     "bad words": ask(COPIES, bad_words=["noon", "crane", " beans"]),
 }
 
@@ -73,7 +73,7 @@ def texts(pair: Pair, phase: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "phase",
-    ["plain", "stop token ids", "penalties", "bias", "bad words", "schema and none"],
+    ["plain", "stop token ids", "penalties", "bad words", "schema and none"],
 )
 def test_tokens_are_those_without_speculation(pair, phase):
     pair.check(phase, "text")
