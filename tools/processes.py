@@ -3,10 +3,11 @@
     python tools/processes.py --page docs/processes.md
 
 Two sources. The functions that call `load_general_plugins` in every pinned release, as its source
-from the index says. And engines of the installed release in each layout of workers, each with and
-without our drafter, on the same prompts: the stamps say which processes registered and which built
-a proposer, and the outputs are compared token by token. Where a layout
-fails with us, it is tried with ngram and without us, to say whose failure it is.
+from the index says. And engines of the installed release in each layout of workers, with our
+drafter: the stamps say which processes registered and which built a proposer, and the outputs are
+compared with those of one worker without speculation. Where they differ, the layout runs without
+speculation too, and decides. Where a layout fails with us, it is tried with ngram and without us,
+to say whose failure it is.
 
 Exits 0 if outputs were identical and a proposer was built in every layout that runs; 1 if not.
 """
@@ -41,7 +42,7 @@ START, END = "<!-- nox -s processes: {} -->", "<!-- end -->"
 CALLEE = "load_general_plugins"
 PROMPTS = ALL[:12]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
-TWO = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+TWO = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 @dataclass(frozen=True)
@@ -135,21 +136,20 @@ def _last_error(log: str) -> str:
     return (own or named or lines or [""])[-1][:300]
 
 
-def observe(layout: Layout, folder: Path) -> dict[str, Any]:
-    """Run a layout both ways and say what was seen."""
-    place = folder / layout.name.replace(" ", "-").replace(",", "")
-    for file in place.rglob("stamps.jsonl"):
-        file.unlink()
-    plain = run(layout, None, place / "plain")
+def observe(layout: Layout, folder: Path, reference: list[Any] | None) -> dict[str, Any]:
+    """Run a layout with our drafter and say what was seen.
+
+    reference: the answers of one worker without speculation.
+    """
+    place = _place(layout, folder)
     drafting = run(layout, SUFFIX, place / "drafting")
-    outcome = "identical" if plain.answers == drafting.answers else "DIFFERENT"
-    if plain.answers is None:
-        outcome = "vLLM does not run this here, without speculation and without us neither"
-    elif drafting.answers is None:
-        ngram = run(layout, NGRAM, place / "ngram")
-        outcome = (
-            "FAILS WITH US" if ngram.answers else "vLLM does not speculate here, with ngram neither"
-        )
+    outcome = "identical"
+    if drafting.answers is None:
+        outcome = _whose_failure(layout, place)
+    elif drafting.answers != reference:
+        plain = run(layout, None, place / "plain")
+        same = plain.answers == drafting.answers
+        outcome = "identical, and not those of one worker" if same else "DIFFERENT"
     registered = [s for s in drafting.stamps if s["event"] == "registered"]
     proposers = [s for s in drafting.stamps if s["event"] == "proposer"]
     return {
@@ -161,6 +161,22 @@ def observe(layout: Layout, folder: Path) -> dict[str, Any]:
         "outcome": outcome,
         "error": drafting.error,
     }
+
+
+def _whose_failure(layout: Layout, place: Path) -> str:
+    if run(layout, None, place / "plain").answers is None:
+        return "vLLM does not run this here, without speculation and without us neither"
+    if run(layout, NGRAM, place / "ngram").answers is None:
+        return "vLLM does not speculate here, with ngram neither"
+    return "FAILS WITH US"
+
+
+def _place(layout: Layout, folder: Path) -> Path:
+    """Return a layout's directory, without the stamps of a run before this one."""
+    place = folder / layout.name.replace(" ", "-").replace(",", "")
+    for file in place.rglob("stamps.jsonl"):
+        file.unlink()
+    return place
 
 
 def callers(tree: SourceTree) -> Iterator[str]:
@@ -245,12 +261,20 @@ def main() -> int:
     if options.call_sites:
         return 0
     version = importlib.metadata.version("vllm-cpu")
+    folder = options.output.resolve() / version
     seen = []
+    # By whether it is a server: that answers with text, and not with tokens.
+    references: dict[bool, list[Any] | None] = {}
     for layout in LAYOUTS:
         if options.only and options.only not in layout.name:
             continue
-        print(f"{layout.name}: two engines, 30 to 60 s each ...", flush=True)
-        seen.append(observe(layout, options.output.resolve() / version))
+        print(f"{layout.name}: an engine or more, a minute or two each ...", flush=True)
+        if layout.server not in references:
+            alone = Layout(
+                f"reference {'server' if layout.server else 'engine'}", {}, layout.server
+            )
+            references[layout.server] = run(alone, None, _place(alone, folder)).answers
+        seen.append(observe(layout, folder, references[layout.server]))
         print(f"  {json.dumps(seen[-1])}", flush=True)
     if options.only:
         return 0
@@ -261,7 +285,8 @@ def main() -> int:
     wrong = [
         row["layout"]
         for row in seen
-        if row["outcome"].isupper() or (row["outcome"] == "identical" and not row["proposers"])
+        if row["outcome"].isupper()
+        or (row["outcome"].startswith("identical") and not row["proposers"])
     ]
     for name in wrong:
         print(f"FAILED: {name}: see {options.output / 'seen.json'}", file=sys.stderr)

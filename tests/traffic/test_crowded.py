@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from traffic import Pair, Request, run_pair
+from engines import SUFFIX
+from traffic import Pair, Phase, Request, run_traffic
 
 LENGTH = 512
+ROOM = 30
 # 24 blocks of 32 tokens hold four or five of the requests at their full length, and twelve may run.
 # A step takes 64 tokens, so that most prompts come in parts.
 CROWDED = {
@@ -44,7 +46,13 @@ THOUSAND = [
 ONE_TOKEN = [greedy(f"o{place}", [1000 + 17 * place], 60) for place in range(12)]
 FULL = [
     *[greedy(f"f{place}", prompt(place, LENGTH - 1), 8) for place in range(4)],
-    *[greedy(f"n{place}", prompt(place, LENGTH - 9), 50) for place in range(4)],
+    *[greedy(f"n{place}", prompt(place, LENGTH - ROOM), 50) for place in range(4)],
+    # Drafted from the answers of before, which end where the room does.
+    *[greedy(f"m{place}", prompt(place, LENGTH - ROOM), 50) for place in range(4)],
+]
+ONE_PREFIX = [
+    greedy(f"s{place}", prompt(50, 96) + prompt(place, 20), 40, arrive=3 * place)
+    for place in range(8)
 ]
 ABORTED = [
     greedy(f"a{place}", prompt(place, 30), 90, **({"abort_after": 9} if place % 2 else {}))
@@ -54,6 +62,7 @@ PHASES = {
     "preempted": PREEMPTED,
     "one token": ONE_TOKEN,
     "full": FULL,
+    "one prefix": ONE_PREFIX,
     "aborted": ABORTED,
     # The same ids again, and the answers of before are there to draft from.
     "again": PREEMPTED,
@@ -61,10 +70,18 @@ PHASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain(folder, tiny) -> dict[str, Phase]:
+    """Without speculation, and with prefix caching, which changes no token either."""
+    phases, _ = run_traffic(folder / "crowded-plain", {"model": tiny, **CROWDED}, PHASES)
+    return phases
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["prefix-caching", "no-prefix-caching"])
-def pair(request, folder, tiny) -> Pair:
-    engine = {"model": tiny, **CROWDED, "enable_prefix_caching": request.param}
-    return run_pair(folder / f"crowded-{request.param}", engine, PHASES)
+def pair(request, folder, tiny, plain) -> Pair:
+    caching = {"enable_prefix_caching": request.param, "speculative_config": SUFFIX}
+    engine = {"model": tiny, **CROWDED, **caching}
+    return Pair(plain, *run_traffic(folder / f"crowded-{request.param}", engine, PHASES))
 
 
 def test_requests_that_are_preempted_and_resumed_say_the_same(pair):
@@ -91,7 +108,10 @@ def test_no_draft_reaches_beyond_the_model_s_length(pair):
     lengths = {
         key: len(samples[0]["token_ids"]) for key, samples in pair.drafting["full"].samples.items()
     }
-    assert lengths == {**{f"f{p}": 1 for p in range(4)}, **{f"n{p}": 9 for p in range(4)}}
+    assert lengths == {
+        **{f"f{place}": 1 for place in range(4)},
+        **{f"{kind}{place}": ROOM for kind in "nm" for place in range(4)},
+    }
 
 
 def test_a_thousand_short_requests_under_forty_ids_say_the_same(pair):
@@ -112,9 +132,11 @@ def test_aborted_requests_change_no_other(pair):
             assert found == whole
 
 
-def test_prefixes_are_found_in_the_cache_only_where_it_is_on(pair, request):
+def test_prompts_whose_beginning_is_in_the_prefix_cache_say_the_same(pair, request):
+    pair.check("one prefix")
     on = "no-prefix-caching" not in request.node.callspec.id
-    assert (pair.drafting["again"].counters.get("vllm:prefix_cache_hits", 0) > 0) == on
+    hits = pair.drafting["one prefix"].counters.get("vllm:prefix_cache_hits", 0)
+    assert (hits > 0) == on
 
 
 def test_nothing_went_wrong_while_drafting(pair):

@@ -8,7 +8,7 @@ import pytest
 from prompts import COPIES, EDITS, EXTRACTS, chat
 from traffic import Pair, Request, run_pair
 
-GREEDY = {"temperature": 0.0, "max_tokens": 64}
+GREEDY = {"temperature": 0.0, "max_tokens": 48}
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -6,7 +6,6 @@ and adds them up in another thread. Must not know vLLM, or who is told.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-_Drafts = tuple[list[int], list[int]]
+_Drafts = tuple[bytes, bytes]
+"""The lengths of drafts, and of the matches that they come from: an int32 each."""
 _Step = tuple[float, list[int], list[_Drafts]]
 
 __all__ = ["Activity", "Sizes", "Tally"]
@@ -103,9 +103,8 @@ class Activity:
     def note_drafts(self, lengths: npt.NDArray[np.int32], matches: npt.NDArray[np.int32]) -> None:
         """Note drafts and the matches that they come from: int32 [n] each, in tokens."""
         if self.on:
-            # Lists, of which the step makes others as well: after a forward pass, what makes bytes
-            # would have to be fetched into the processor's caches first.
-            self._drafts.append((lengths.tolist(), matches.tolist()))
+            # Bytes: to make them costs the step what lists would, and they are added up at once.
+            self._drafts.append((lengths.tobytes(), matches.tobytes()))
 
     def note_step(self, seconds: float, sampled: list[int]) -> None:
         """Note that a step, whose drafts have been noted, took so long, and how many tokens each
@@ -129,15 +128,19 @@ class Activity:
         self._proposed = steps[-1][2]
         return [seconds for seconds, _, _ in steps], Tally(
             len(steps),
-            _counted(sampled for _, sampled, _ in steps),
-            _counted(lengths for lengths, _ in ready),
-            _counted(matches for _, matches in drafts),
+            _counted(np.fromiter(chain.from_iterable(rows for _, rows, _ in steps), np.int32)),
+            _counted(_joined(lengths for lengths, _ in ready)),
+            _counted(_joined(matches for _, matches in drafts)),
         )
 
 
-def _counted(lists: Iterable[list[int]]) -> Counter[int]:
+def _joined(parts: Iterable[bytes]) -> npt.NDArray[np.int32]:
+    return np.frombuffer(b"".join(parts), np.int32)
+
+
+def _counted(lengths: npt.NDArray[np.int32]) -> Counter[int]:
     """How often each length occurs."""
-    counts = np.bincount(np.frombuffer(array("i", chain.from_iterable(lists)), dtype=np.int32))
+    counts = np.bincount(lengths)
     return Counter({length: count for length, count in enumerate(counts.tolist()) if count})
 
 
