@@ -132,12 +132,20 @@ def test_top_prints_all_numbers_as_json(server):
 
 def test_top_goes_on_until_it_is_interrupted(server):
     command = [str(Path(sys.executable).with_name("vllm-drafter")), "top", server.url, "-n", "0.5"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, env={**os.environ, "COLUMNS": "160"}, text=True
-    ) as process:
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "160"},
+        text=True,
+        # A shell starts what runs in its background without this signal.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
         time.sleep(4)
         process.send_signal(signal.SIGINT)
         shown, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 0
     assert "accepted/s" in shown
 
