@@ -8,7 +8,7 @@ import pytest
 from prompts import COPIES, EDITS, EXTRACTS, chat
 from traffic import Pair, Request, run_pair
 
-GREEDY = {"temperature": 0.0, "max_tokens": 48}
+GREEDY = {"temperature": 0.0, "max_tokens": 40}
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -37,18 +37,18 @@ def ask(prompts: list[str], **sampling: object) -> list[Request]:
 
 PEOPLE = [
     chat(f"Describe a {who} as JSON with name, age, town and friends.")
-    for who in ("teacher", "sailor", "baker", "farmer")
+    for who in ("teacher", "sailor")
 ]
 # No logit_bias and no min_p: vLLM refuses them with speculation of any method.
 PHASES = {
     "plain": ask([*COPIES, *EDITS]),
     # Greedy takes no n: of one candidate, all samples are the best one.
-    "four samples": ask(EDITS[:3], n=4, temperature=1.0, top_k=1),
+    "four samples": ask(EDITS[:2], n=4, temperature=1.0, top_k=1),
     "stop strings": ask([*COPIES, *EDITS], stop=["day", "beans", " twice", "return", "the even"]),
     "stop strings kept": ask(COPIES, stop=["day", "beans"], include_stop_str_in_output=True),
-    "stop token ids": ask([*COPIES, *EDITS], stop_token_ids=[253, 284, 30]),
-    "at least": ask([*EXTRACTS, "The", "1, 2, 3, 1, 2, 3, 1,"], min_tokens=40, stop=["the"]),
-    "logprobs": ask([*COPIES, *EXTRACTS], logprobs=3),
+    "stop token ids": ask([*COPIES, EDITS[0]], stop_token_ids=[253, 284, 30]),
+    "at least": ask([*EXTRACTS, "The", "1, 2, 3, 1, 2, 3, 1,"], min_tokens=30, stop=["the"]),
+    "logprobs": ask([*COPIES[:2], *EXTRACTS[:2]], logprobs=3),
     "schema": ask(PEOPLE, json=SCHEMA, max_tokens=120),
     "schema and none": [
         *ask(PEOPLE, json=SCHEMA, max_tokens=120),
@@ -81,7 +81,7 @@ def test_tokens_are_those_without_speculation(pair, phase):
 
 def test_four_samples_of_one_prompt(pair):
     pair.check("four samples", "text")
-    assert [len(samples) for samples in pair.drafting["four samples"].samples.values()] == [4] * 3
+    assert [len(samples) for samples in pair.drafting["four samples"].samples.values()] == [4] * 2
 
 
 def test_a_stop_string_ends_the_text_where_it_would_have_ended(pair):
@@ -98,7 +98,7 @@ def test_a_stop_string_can_be_kept(pair):
 def test_at_least_so_many_tokens_before_a_stop(pair):
     pair.check("at least", "text")
     samples = pair.drafting["at least"].samples.values()
-    assert all(len(sample[0]["token_ids"]) >= 40 for sample in samples)
+    assert all(len(sample[0]["token_ids"]) >= 30 for sample in samples)
 
 
 def test_logprobs_are_those_without_speculation(pair):
