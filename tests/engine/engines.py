@@ -158,13 +158,20 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The sum of a metric over all its label sets."""
+        return self.metrics(name)[name]
+
+    def metrics(self, *names: str) -> dict[str, float]:
+        """The same of several metrics, as they were at one time."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(
-            float(line.rsplit(" ", 1)[1])
-            for line in lines
-            if line.startswith((f"{name} ", f"{name}{{"))
-        )
+        return {
+            name: sum(
+                float(line.rsplit(" ", 1)[1])
+                for line in lines
+                if line.startswith((f"{name} ", f"{name}{{"))
+            )
+            for name in names
+        }
 
     def wait_until_idle(self, seconds: float = 60) -> None:
         """Until no request runs or waits; AssertionError if that takes longer."""

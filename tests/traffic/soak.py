@@ -12,7 +12,9 @@ report of it. Exit code 1: a request failed, an answer changed, or the drafter m
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
+import os
 import random
 import sys
 import tempfile
@@ -40,6 +42,7 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+FAILURES = (OSError, ValueError, KeyError, http.client.HTTPException)
 PROBE_SECONDS = 10
 SAMPLE_SECONDS = 5
 METRICS = (
@@ -142,7 +145,7 @@ class Soak:
                     tokens = 0
                 else:
                     tokens = self.post(body)["usage"]["completion_tokens"]
-            except (OSError, ValueError, KeyError) as error:
+            except FAILURES as error:
                 self.errors.append({"at": began, "kind": kind, "error": repr(error)})
                 time.sleep(1)
             else:
@@ -155,7 +158,7 @@ class Soak:
             began = self.now()
             try:
                 text = self.post(body)["choices"][0]["text"]
-            except (OSError, ValueError, KeyError) as error:
+            except FAILURES as error:
                 self.errors.append({"at": began, "kind": "probe", "error": repr(error)})
             else:
                 self.probes.append({"at": began, "took": self.now() - began, "text": text})
@@ -163,16 +166,17 @@ class Soak:
 
     def sample(self) -> None:
         while time.monotonic() < self.until:
-            self.samples.append(
-                {
-                    "at": self.now(),
-                    "rss": {
-                        self.roles[pid]: process.memory_info().rss
-                        for pid, process in self.processes.items()
-                    },
-                    **{name: self.server.metric(name) for name in METRICS},
+            began = self.now()
+            try:
+                rss = {
+                    self.roles[pid]: process.memory_info().rss
+                    for pid, process in self.processes.items()
                 }
-            )
+                found = self.server.metrics(*METRICS)
+                load = os.getloadavg()[0]
+                self.samples.append({"at": began, "rss": rss, "load": load, **found})
+            except (*FAILURES, psutil.Error) as error:
+                self.errors.append({"at": began, "kind": "sample", "error": repr(error)})
             time.sleep(SAMPLE_SECONDS)
 
     def run(self, clients: int) -> None:
@@ -194,6 +198,7 @@ class Soak:
             "minutes": minutes,
             "clients": clients,
             "cached": CACHED,
+            "cores": os.cpu_count(),
             "requests": self.requests,
             "errors": self.errors,
             "samples": self.samples,

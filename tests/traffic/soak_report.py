@@ -37,6 +37,7 @@ client asks the same every ten seconds and compares the answers.
 | preemptions | {preemptions:.0f} |
 | tokens drafted, accepted | {drafted:.0f}, {accepted:.0f} ({rate:.0%}) |
 | time in drafting, of all time | {share:.2%} |
+| cores, and the machine's load average, median | {cores}, {load:.1f} |
 
 Three parts of the same length, sizes at their ends; the first one fills the cache:
 
@@ -158,6 +159,8 @@ def main(numbers: Path, page: Path) -> None:
             accepted=accepted,
             rate=accepted / drafted,
             share=last["vllm_drafter_step_seconds_sum"] / last["at"],
+            cores=run["cores"],
+            load=statistics.median(sample["load"] for sample in run["samples"]),
             parts=parts(run),
             kinds=kinds(run),
             plot=drawn.name,
