@@ -34,7 +34,7 @@ sys.path.insert(0, str(HERE.parent / "engine"))
 from engines import Server, model_path, start_server  # noqa: E402
 from prompts import COPIES, EDITS, EXTRACTS, LONG, OPEN  # noqa: E402
 
-CACHED = 400
+CACHED = 100
 """Responses in the cache: it is full after some minutes, and evicts from then on."""
 SCHEMA = {
     "type": "object",
