@@ -8,7 +8,7 @@ import pytest
 from engines import SUFFIX, EngineResult, model_path, run_engine
 from prompts import ALL, GREEDY
 
-PROMPTS = ALL[:8]
+PROMPTS = ALL[:6]
 FIRST = {"name": "first", "prompts": PROMPTS, "sampling": GREEDY}
 AGAIN = {**FIRST, "name": "again"}
 
