@@ -10,6 +10,7 @@ from drafter_core import _kernels as k
 
 def check_integrity(drafter: SuffixDrafter) -> int:
     """Walk every tree from its root and check every invariant; return how many states there are."""
+    drafter._run(k.STOP, 0, 0)  # requests that were stopped may still have their trees
     tables = drafter._tables
     handles = [0, *drafter._handles.values()]
     states: set[int] = set()
@@ -140,6 +141,19 @@ def _check_block(tables, v: int, root: int, held: int) -> None:
         assert tables.states[v, k.TAIL] == before
         assert len(order) == held, "the order of siblings misses some"
         assert order == sorted(order, reverse=True), "siblings out of order"
+        if size_class > k.SMALL:
+            _check_leaders(tables, v, block)
+
+
+def _check_leaders(tables, v: int, block: int) -> None:
+    """The header of a hash table names the first sibling of each of the lowest counts."""
+    first = {}
+    pair = int(tables.states[v, k.HEAD])
+    while pair >= 0:
+        first.setdefault(int(tables.states[tables.blocks[pair, 1], k.COUNT]), pair)
+        pair = int(tables.blocks[pair, k.AFTER])
+    for count in range(1, k.LEADS + 1):
+        assert tables.blocks[block, count] == first.get(count, -1), f"a wrong leader of {count}"
 
 
 def _check_blocks(tables, blocks: dict[int, int]) -> None:

@@ -32,8 +32,10 @@ Arrays
 G is the only table that is passed from Python; the others are made of their addresses in it, as
 `Rows` (`_rows.py`): every argument costs time at every call. Functions take one request's row of W.
 
-What keeps compiling short: one entry point (`run`), helpers without Python wrappers and without
-reference counts, and int64 for every scalar, so that each helper is compiled once. Numba drops the
+What keeps compiling short: one entry point for each mode (`run`, `run_exact`), helpers without
+Python wrappers and without reference counts, and int64 for every scalar, so that each helper is
+compiled once. What keeps calling short: only types that Numba's dispatcher knows at a glance (a
+bool or None costs 0.2 µs). Numba drops the
 branches under `if P is not None` (exact mode) before it types them, so these cost the default mode
 nothing.
 """
@@ -62,12 +64,16 @@ HEAD, TAIL = 6, 7  # exact mode: first and last pair in the order of siblings
 
 # fields of B: token, state
 BEFORE, AFTER = 2, 3  # exact mode: pair before and after in the order of siblings
+LEADS = 3
+"""Exact mode: field c of a hash table's header, c = 1 to 3, is the pair that leads the siblings which
+occur c times, or -1. Most siblings occur that rarely; without it, a place among them is searched."""
 LEN_MASK = 0xFFFF
 CLASS_SHIFT = 16
 
 # fields of R
 R_ALIVE, R_ROOT, R_STATE, R_NEXT, R_END, R_CHUNK = 0, 1, 2, 3, 4, 5
 R_FED, R_SEQ, R_GSTATE, R_RLEN, R_STATES, R_TAIL, R_LEAD = 6, 7, 8, 9, 10, 11, 12
+R_NEXT_ENDED = 13
 TREE_FIELDS = 16
 
 # fields of Q
@@ -80,6 +86,7 @@ G_SCAP, G_BCAP, G_TCAP, G_TOPCLASS, G_TOKENS, G_EXACT = 7, 8, 9, 10, 11, 12
 G_DRAFTED, G_ACCEPTED, G_VERIFY = 13, 14, 15
 G_TREES, G_WIDTH = 16, 17  # rows of R and W, columns of W
 G_WIDEST = 18  # the results have room for drafts of max_tokens up to this
+G_ENDED = 19  # the last request that ended and still has its tree, or 0
 G_BFREE = 32  # 32 free lists of blocks, one per size class
 G_TABLES = 64  # addresses of S, B, T, C, R, Q, W
 G_OUT = 72  # addresses of the results: tokens, probs, info, scores; then columns and rows
@@ -120,7 +127,7 @@ CHUNK = 64
 
 SMALL = 3
 """Blocks of up to 2**SMALL edges are scanned; larger ones are hash tables with a header pair:
-(edges in the table, a bound of their counts)."""
+(edges in the table, a bound of their counts), or, where siblings are ordered, (edges, leaders)."""
 
 UNKNOWN = 2147483647
 """The bound of a table whose counts were not looked at yet."""
@@ -132,10 +139,10 @@ INIT, START, FEED, STEP, STOP, EVICT, SPECULATE = 0, 1, 2, 3, 4, 5, 6
 OK, MISMATCH, BAD_TOKEN, BAD_HANDLE, CORRUPT = 0, 1, 2, 3, 4
 BAD_SHAPE, TOO_NARROW = -(1 << 62), -(1 << 61)  # of STEP as a whole
 
-# what is fetched before a step: requests at a time, tokens of each, links behind each token
+# what is fetched before a step: requests at a time, tokens of each, states whose links are followed
 FETCH_GROUP, FETCH_TOKENS, FETCH_LINKS = 16, 32, 5
-FETCH_TRAIL = 2 * FETCH_LINKS  # states and where the token after each is
-WALK_STATE, WALK_TOKEN, WALK_END, WALK_SLOT, WALK_ROUNDS = 0, 1, 2, 3, 4
+FETCH_TRAIL = 2 * FETCH_LINKS  # those states and where the token after each is
+WALK_STATE, WALK_TOKEN, WALK_END, WALK_SLOT, WALK_ROUNDS, WALK_TRAIL = 0, 1, 2, 3, 4, 5
 WALK_FIELDS = 8
 
 # rows of the integer results
@@ -278,8 +285,27 @@ def _unlink(P: Any, H: Any, v: int, i: int) -> None:
 
 
 @_inner
-def _move_pair(B: Any, P: Any, H: Any, ordered: bool, v: int, i: int, j: int) -> None:
-    """Move pair i of v to the empty pair j."""
+def _join(S: Any, B: Any, P: Any, block: int, i: int, count: int) -> None:
+    """Note in a hash table that pair i stands in the order where those that occur `count` times do."""
+    if count <= LEADS:
+        before = P[i, BEFORE]
+        if before < 0 or S[B[before, 1], COUNT] != count:
+            P[block, count] = i
+
+
+@_inner
+def _leave(S: Any, B: Any, P: Any, block: int, i: int, count: int) -> None:
+    """Note in a hash table that pair i will stand no more with those that occur `count` times."""
+    if count <= LEADS and P[block, count] == i:
+        after = P[i, AFTER]
+        P[block, count] = after if after >= 0 and S[B[after, 1], COUNT] == count else -1
+
+
+@_inner
+def _move_pair(
+    B: Any, P: Any, H: Any, ordered: bool, v: int, block: int, i: int, j: int
+) -> None:
+    """Move pair i of v to the empty pair j; block: where v's hash table begins, -1 if it has none."""
     B[j, 0] = B[i, 0]
     B[j, 1] = B[i, 1]
     if P is not None:
@@ -296,6 +322,10 @@ def _move_pair(B: Any, P: Any, H: Any, ordered: bool, v: int, i: int, j: int) ->
                 P[after, BEFORE] = j
             else:
                 H[v, TAIL] = j
+            if block >= 0:
+                for count in range(1, LEADS + 1):
+                    if P[block, count] == i:
+                        P[block, count] = j
 
 
 @_inner
@@ -315,7 +345,7 @@ def _clear_pair(
         while last + 1 < end and B[last + 1, 0] >= 0:
             last += 1
         if last != i:
-            _move_pair(B, P, H, ordered, v, last, i)
+            _move_pair(B, P, H, ordered, v, np.int64(-1), last, i)
             hole = last
     else:
         mask = (1 << size_class) - 1
@@ -328,7 +358,7 @@ def _clear_pair(
                 break
             home = ((token * 0x9E3779B1) >> 12) & mask
             if ((j - home) & mask) >= ((j - (hole - base)) & mask):
-                _move_pair(B, P, H, ordered, v, base + j, hole)
+                _move_pair(B, P, H, ordered, v, block, base + j, hole)
                 hole = base + j
         B[block, 0] -= 1
     B[hole, 0] = -1
@@ -347,17 +377,22 @@ def _resize(
             i = H[v, HEAD]
             H[v, HEAD] = -1
             H[v, TAIL] = -1
+            if new_class > SMALL:
+                for count in range(1, LEADS + 1):
+                    P[new, count] = -1
             while i >= 0:
                 j = _put(B, new, new_class, B[i, 0], B[i, 1])
                 _link_after(P, H, v, j, H[v, TAIL])
+                if new_class > SMALL:
+                    _join(S, B, P, new, j, S[B[i, 1], COUNT])
                 i = P[i, AFTER]
     if not ordered:
         first = old + (1 if old_class > SMALL else 0)
         for i in range(first, first + (1 << old_class)):
             if B[i, 0] >= 0:
                 _put(B, new, new_class, B[i, 0], B[i, 1])
-    if old_class > SMALL and new_class > SMALL:
-        B[new, 1] = B[old, 1]
+        if old_class > SMALL and new_class > SMALL:
+            B[new, 1] = B[old, 1]
     _free_block(B, G, old, old_class)
     S[v, BLK] = new
     S[v, META] = (S[v, META] & LEN_MASK) | (new_class << CLASS_SHIFT)
@@ -382,7 +417,7 @@ def _find(S: Any, B: Any, v: int, token: int) -> int:
 def _add(
     S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int, state: int
 ) -> None:
-    """Add an edge that v does not have; it comes last in the order."""
+    """Add an edge that v does not have, to a state that will occur once; it is last in the order."""
     if S[v, TOK] < 0:
         S[v, TOK] = token
         S[v, DST] = state
@@ -413,6 +448,8 @@ def _add(
     if P is not None:
         if ordered:
             _link_after(P, H, v, i, H[v, TAIL])
+            if size_class > SMALL and P[block, 1] < 0:
+                P[block, 1] = i
 
 
 @_inner
@@ -436,7 +473,7 @@ def _make_first(
 ) -> int:
     """Make pair i the first edge; the edge that was first goes into the block: return its pair.
 
-    In the order of siblings that one is then unlinked.
+    In the order of siblings that one is then unlinked; pair i must not lead any more.
     """
     token = S[v, TOK]
     state = S[v, DST]
@@ -445,7 +482,7 @@ def _make_first(
     _clear_pair(S, B, P, H, ordered, v, i)
     block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
-    if size_class > SMALL:
+    if size_class > SMALL and not ordered:
         B[block, 1] = max(B[block, 1], S[state, COUNT])
     return _put(B, block, size_class, token, state)
 
@@ -490,21 +527,60 @@ def _rise(
             if count == 1:  # new, and last already
                 return
             i = _slot(B, block, size_class, token)
+            has_leads = size_class > SMALL and count - 1 <= LEADS
             j = P[i, BEFORE]
-            above = S[B[j, 1], COUNT] if j >= 0 else top
-            passed = count - 1 if above == count - 1 else count
-            while j >= 0 and S[B[j, 1], COUNT] == passed:
-                j = P[j, BEFORE]
+            passed = count - 1
+            if has_leads:  # no other sibling's count need be read then
+                leader = P[block, count - 1]
+                if leader != i:
+                    j = P[leader, BEFORE]
+                else:
+                    _leave(S, B, P, block, i, count - 1)
+                    if j >= 0 or top != count - 1:
+                        passed = count
+                        if count <= LEADS and P[block, count] >= 0:
+                            j = P[P[block, count], BEFORE]
+            elif (S[B[j, 1], COUNT] if j >= 0 else top) != count - 1:
+                passed = count
+            if count > LEADS or size_class <= SMALL:
+                while j >= 0 and S[B[j, 1], COUNT] == passed:
+                    j = P[j, BEFORE]
             if j < 0 and top == passed:
-                _link_after(P, H, v, _make_first(S, B, P, H, ordered, v, i), np.int64(-1))
-            elif j != P[i, BEFORE]:
+                i = _make_first(S, B, P, H, ordered, v, i)
+                _link_after(P, H, v, i, np.int64(-1))
+                if has_leads and top <= LEADS:
+                    P[block, top] = i
+                return
+            if j != P[i, BEFORE]:
                 _unlink(P, H, v, i)
                 _link_after(P, H, v, i, j)
+            if has_leads and count <= LEADS and (passed == count or P[block, count] < 0):
+                P[block, count] = i
             return
     if count > top:
         _make_first(S, B, P, H, ordered, v, _slot(B, block, size_class, token))
     elif size_class > SMALL and count > B[block, 1]:
         B[block, 1] = count
+
+
+@_inner
+def _last_above(
+    S: Any, B: Any, P: Any, H: Any, v: int, j: int, following: int, count: int
+) -> int:
+    """The last pair, j or after it, of those that occur more than `count` times.
+
+    following is the pair after j.
+    """
+    if S[v, META] >> CLASS_SHIFT > SMALL and count <= LEADS:
+        for below in range(count, 0, -1):
+            leader = P[S[v, BLK], below]
+            if leader >= 0:
+                return P[leader, BEFORE]
+        return H[v, TAIL]
+    while following >= 0 and S[B[following, 1], COUNT] > count:
+        j = following
+        following = P[j, AFTER]
+    return j
 
 
 @_inner
@@ -523,24 +599,28 @@ def _fall(
     is_first = S[v, TOK] == token
     if P is not None:
         if ordered:
-            j = np.int64(-1)
+            is_table = S[v, META] >> CLASS_SHIFT > SMALL
             if is_first:
                 following = H[v, HEAD]
                 if S[B[following, 1], COUNT] != count + 1:
                     return
+                if is_table:
+                    _leave(S, B, P, block, following, count + 1)
                 i = _make_first(S, B, P, H, ordered, v, following)
-                following = H[v, HEAD]
+                j = _last_above(S, B, P, H, v, np.int64(-1), H[v, HEAD], count)
+                _link_after(P, H, v, i, j)
             else:
                 i = _slot(B, block, S[v, META] >> CLASS_SHIFT, token)
-                j = P[i, BEFORE]
                 following = P[i, AFTER]
-                if following < 0 or S[B[following, 1], COUNT] != count + 1:
-                    return
-                _unlink(P, H, v, i)
-            while following >= 0 and S[B[following, 1], COUNT] == count + 1:
-                j = following
-                following = P[j, AFTER]
-            _link_after(P, H, v, i, j)
+                if is_table:
+                    _leave(S, B, P, block, i, count + 1)
+                if following >= 0 and S[B[following, 1], COUNT] == count + 1:
+                    j = P[i, BEFORE]
+                    _unlink(P, H, v, i)
+                    j = _last_above(S, B, P, H, v, j, following, count)
+                    _link_after(P, H, v, i, j)
+            if is_table:
+                _join(S, B, P, block, i, count)
             return
     if not is_first:
         return
@@ -574,8 +654,13 @@ def _remove(
             i = _best_pair(S, B, v)
         S[v, TOK] = B[i, 0]
         S[v, DST] = B[i, 1]
+        count = S[B[i, 1], COUNT]
     else:
         i = _slot(B, block, size_class, token)
+        count = np.int64(1)  # until now
+    if P is not None:
+        if ordered and size_class > SMALL:
+            _leave(S, B, P, block, i, count)
     _clear_pair(S, B, P, H, ordered, v, i)
     if size_class <= SMALL:
         if B[block, 0] < 0:
@@ -661,6 +746,10 @@ def _split(
                     P[i + shift, BEFORE] = P[i, BEFORE] + shift if P[i, BEFORE] >= 0 else -1
                     P[i + shift, AFTER] = P[i, AFTER] + shift if P[i, AFTER] >= 0 else -1
                     i = P[i, AFTER]
+                if size_class > SMALL:
+                    for count in range(1, LEADS + 1):
+                        leader = P[block, count]
+                        P[copy, count] = leader + shift if leader >= 0 else -1
     while p >= 0 and _redirect(S, B, p, token, q, r):
         p = S[p, LINK]
     return r
@@ -1235,10 +1324,17 @@ def _local_match(
 def _global_match(
     S: Any, B: Any, R: Any, G: Any, tree: int, context: Any, known: int, at_end: bool
 ) -> tuple[int, int]:
-    """State and length of the longest match in the global tree."""
+    """State and length of the longest match in the global tree.
+
+    It is the end of the response where that is as long as a match may be, or is all the response
+    and occurs nowhere else: then nothing longer occurs either.
+    """
     depth = G[G_DEPTH]
-    if at_end and R[tree, R_SEQ] >= 0 and R[tree, R_RLEN] >= depth:
-        return R[tree, R_GSTATE], depth
+    if at_end and R[tree, R_SEQ] >= 0:
+        v = R[tree, R_GSTATE]
+        length = R[tree, R_RLEN]
+        if length >= depth or (length > 0 and S[v, COUNT] == 1):
+            return v, min(length, depth)
     return _match(S, B, R[0, R_ROOT], depth, context, known)
 
 
@@ -1560,7 +1656,8 @@ def _fetch(
     group take one such step, then all take the next, and none is waited for. Changes nothing; a
     wrong guess costs a line.
 
-    Walks the states of the text from token to token, and behind each of them `FETCH_LINKS` links.
+    Walks the states of the text from token to token, and from each of the last `FETCH_LINKS` of them
+    along its links.
     """
     walks = _walks(G[G_SCRATCH + 6])
     trail = _int64(G[G_SCRATCH + 7])
@@ -1585,9 +1682,10 @@ def _fetch(
             walks[n, WALK_END] = tokens + 4 * min(new, FETCH_TOKENS)
             walks[n, WALK_SLOT] = -1
             walks[n, WALK_ROUNDS] = FETCH_LINKS + 1
+            walks[n, WALK_TRAIL] = 0
             trail[n * FETCH_TRAIL] = v
             trail[n * FETCH_TRAIL + 1] = tokens
-            for k in range(2, FETCH_TRAIL):
+            for k in range(2, FETCH_TRAIL, 2):
                 trail[n * FETCH_TRAIL + k] = -1
             n += 1
     going = n
@@ -1599,20 +1697,19 @@ def _fetch(
             going += 1
             base = walk * FETCH_TRAIL
             # along the links of the states that were reached in the rounds before
-            for k in range(base + FETCH_TRAIL - 2, base - 2, -2):
+            for k in range(base, base + FETCH_TRAIL, 2):
                 u = trail[k]
-                place = trail[k + 1]
+                if u < 0:
+                    continue
+                prefetch(S, S[u, DST])
+                if S[u, BLK] >= 0 and trail[k + 1] < walks[walk, WALK_END]:
+                    token = _int32(trail[k + 1])[0]
+                    if S[u, TOK] != token:
+                        prefetch(B, _probable_slot(S, u, token))
+                u = S[u, LINK]
+                trail[k] = u
                 if u >= 0:
-                    prefetch(S, S[u, DST])
-                    if S[u, BLK] >= 0 and S[u, TOK] != _int32(place)[0]:
-                        prefetch(B, _probable_slot(S, u, _int32(place)[0]))
-                    u = S[u, LINK]
-                    if u >= 0:
-                        prefetch(S, u)
-                if k + 2 < base + FETCH_TRAIL:
-                    trail[k + 2] = u
-                    trail[k + 3] = place
-            trail[base] = -1
+                    prefetch(S, u)
             # one move towards the state after the next token
             place = walks[walk, WALK_TOKEN]
             if place >= walks[walk, WALK_END]:
@@ -1635,8 +1732,10 @@ def _fetch(
             if following >= 0:
                 place += 4
                 walks[walk, WALK_TOKEN] = place
-                trail[base] = following
-                trail[base + 1] = place
+                k = (walks[walk, WALK_TRAIL] + 2) % FETCH_TRAIL
+                walks[walk, WALK_TRAIL] = k
+                trail[base + k] = following
+                trail[base + k + 1] = place
             else:
                 following = S[v, LINK]
                 if following < 0:  # a token that the tree does not know
@@ -1673,21 +1772,23 @@ def _all_known(
 @_entry
 def run(
     op: int, header: Any, handles: Any, rows: Any, token_ids: Any, num_tokens: Any,
-    max_tokens: Any, begin: int, factor: float, offset: float, min_prob: float, as_tree: bool,
-    exact: bool | None,
+    max_tokens: Any, begin: int, factor: float, offset: float, min_prob: float, as_tree: int,
 ) -> int:
-    """Do one operation.
+    """Do one operation of a drafter in default mode.
 
     INIT        make the global tree
     START       begin request handles[0] with response row rows[0] (-1: none) and feed it the prompt
     FEED        append token_ids[0, begin:] to handles[0]; as prompt, or as response for rows[0] 1,
                 or for 2 as response in the global tree only
-    STOP        end request handles[0]
+    STOP        end the requests that wait for it
     EVICT       take up to rows[0] tokens of response row handles[0] out of the global tree, all in
                 exact mode, and return how many are left
     SPECULATE   draft for handles[0] after its own tokens (rows[0] < 0), or after the last rows[0]
                 tokens of token_ids[0], which has `depth` columns
     STEP        append and draft for each of handles[begin:], from rows of token_ids
+
+    Each ends, before anything else, the requests that wait for it: handles in a list from
+    header[G_ENDED] along R_NEXT_ENDED.
 
     START and FEED return how many tokens fitted, or -1 - position of a bad token id. STEP returns
     the index of the first request that did not fit, or their number; BAD_SHAPE where handles, rows
@@ -1695,32 +1796,37 @@ def run(
     The others return a status.
 
     header int64 [HEADER_FIELDS] is G; handles, rows int64 [n]; token_ids int32 [rows, width];
-    num_tokens int32 [rows]; max_tokens int32 [n]; exact None or True. Results and scratch are where
-    the header says: tokens int32 [n, k], probs float32 [n, k], info int32 [3, n], scores float32
-    [n]; ints int32 [5, m] and probs float32 [3, m] with m above depth + CHUNK and k; the heap's
-    probs float32 [h] and entries int32 [h, 4].
+    num_tokens int32 [rows]; max_tokens int32 [n]. Results and scratch are where the header says:
+    tokens int32 [n, k], probs float32 [n, k], info int32 [3, n], scores float32 [n]; ints int32
+    [5, m] and probs float32 [3, m] with m above depth + CHUNK and k; the heap's probs float32 [h]
+    and entries int32 [h, 4].
     """
-    tables = G_TABLES
-    if exact is None:
-        return _run(
-            op, _int64(address_of(header)), _states(header[tables]), _pairs(header[tables + 1]),
-            None, None, _int64(address_of(handles)), _int64(address_of(rows)),
-            address_of(token_ids), np.int64(token_ids.shape[0]), np.int64(token_ids.shape[1]),
-            _int32(address_of(num_tokens)), np.int64(len(num_tokens)),
-            _int32(address_of(max_tokens)), np.int64(len(handles)), np.int64(len(rows)),
-            np.int64(len(max_tokens)), begin, factor, offset, min_prob, as_tree,
-        )  # fmt: skip
-    else:
-        states = _ordered_states(header[tables])
-        pairs = _ordered_pairs(header[tables + 1])
-        return _run(
-            op, _int64(address_of(header)), states, pairs,
-            pairs, states, _int64(address_of(handles)), _int64(address_of(rows)),
-            address_of(token_ids), np.int64(token_ids.shape[0]), np.int64(token_ids.shape[1]),
-            _int32(address_of(num_tokens)), np.int64(len(num_tokens)),
-            _int32(address_of(max_tokens)), np.int64(len(handles)), np.int64(len(rows)),
-            np.int64(len(max_tokens)), begin, factor, offset, min_prob, as_tree,
-        )  # fmt: skip
+    return _run(
+        op, _int64(address_of(header)), _states(header[G_TABLES]), _pairs(header[G_TABLES + 1]),
+        None, None, _int64(address_of(handles)), _int64(address_of(rows)),
+        address_of(token_ids), np.int64(token_ids.shape[0]), np.int64(token_ids.shape[1]),
+        _int32(address_of(num_tokens)), np.int64(len(num_tokens)),
+        _int32(address_of(max_tokens)), np.int64(len(handles)), np.int64(len(rows)),
+        np.int64(len(max_tokens)), begin, factor, offset, min_prob, as_tree,
+    )  # fmt: skip
+
+
+@_entry
+def run_exact(
+    op: int, header: Any, handles: Any, rows: Any, token_ids: Any, num_tokens: Any,
+    max_tokens: Any, begin: int, factor: float, offset: float, min_prob: float, as_tree: int,
+) -> int:
+    """Do one operation of a drafter in exact mode; as `run`, with as_tree 1 for a tree."""
+    states = _ordered_states(header[G_TABLES])
+    pairs = _ordered_pairs(header[G_TABLES + 1])
+    return _run(
+        op, _int64(address_of(header)), states, pairs,
+        pairs, states, _int64(address_of(handles)), _int64(address_of(rows)),
+        address_of(token_ids), np.int64(token_ids.shape[0]), np.int64(token_ids.shape[1]),
+        _int32(address_of(num_tokens)), np.int64(len(num_tokens)),
+        _int32(address_of(max_tokens)), np.int64(len(handles)), np.int64(len(rows)),
+        np.int64(len(max_tokens)), begin, factor, offset, min_prob, as_tree,
+    )  # fmt: skip
 
 
 @_inner
@@ -1728,7 +1834,7 @@ def _run(
     op: int, G: Any, S: Any, B: Any, P: Any, H: Any,
     handles: Any, rows: Any, token_ids: int, height: int, width: int, num_tokens: Any, counts: int,
     max_tokens: Any, n_handles: int, n_rows: int, n_limits: int, begin: int,
-    factor: float, offset: float, min_prob: float, as_tree: bool,
+    factor: float, offset: float, min_prob: float, as_tree: int,
 ) -> int:
     """`run` on bare addresses."""
     T = _int32(G[G_TABLES + 2])
@@ -1739,6 +1845,10 @@ def _run(
     f = np.float32(factor)
     o = np.float32(offset)
     limit_prob = np.float32(min_prob)
+    while G[G_ENDED] > 0:
+        ended = G[G_ENDED]
+        G[G_ENDED] = R[ended, R_NEXT_ENDED]
+        _free_tree(S, C, R, G, ended)
     first = handles[0]
     if op == INIT:
         _new_tree(S, B, C, R, G, np.int64(0))
@@ -1756,7 +1866,6 @@ def _run(
             most -= CHUNK
         return left
     if op == STOP:
-        _free_tree(S, C, R, G, first)
         return np.int64(OK)
     if op in (START, FEED):
         tokens = _int32(token_ids)
@@ -1861,7 +1970,7 @@ def _run(
             if P is not None:
                 length, score, match = _draft(
                     S, B, R, G, P, H, tree, context, known, at_end, most, f, o, limit_prob,
-                    as_tree, out_tokens, out_probs,
+                    as_tree != 0, out_tokens, out_probs,
                 )
                 scores[i] = score
             if length < 0:
@@ -1873,17 +1982,17 @@ def _run(
     return n_handles
 
 
-def prepare(exact: bool) -> None:
-    """Compile `run` for a mode, or load it from the cache, and refuse arguments of other types."""
+def prepare(exact: bool) -> Any:
+    """The entry point of a mode: compiled, or loaded from the cache, for these types alone."""
     vector = types.int64[::1]
     small = types.int32[::1]
     signature = (
         types.int64, vector, vector, vector, types.int32[:, ::1], small, small, types.int64,
-        types.float64, types.float64, types.float64, types.boolean,
-        types.boolean if exact else types.none,
+        types.float64, types.float64, types.float64, types.int64,
     )  # fmt: skip
-    kernel: Any = run
+    kernel: Any = run_exact if exact else run
     if signature not in kernel.signatures:
         kernel.disable_compile(False)
         kernel.compile(signature)
         kernel.disable_compile(True)
+    return kernel

@@ -225,7 +225,6 @@ class SuffixDrafter:
         header[[k.G_SFREE, k.G_STATEFREE, k.G_TFREE]] = -1
         header[k.G_BFREE : k.G_BFREE + 32] = -1
         self._header = header
-        self._mode = True if self._exact else None
         self._measure()
         self._one = np.zeros(1, np.int64)
         self._other = np.zeros(1, np.int64)
@@ -238,12 +237,11 @@ class SuffixDrafter:
         self._write_to(self._row)
         self._limits = np.zeros(0, np.int32)
         self._plan: Any = None
-        self._settings: tuple[float, float, float, bool, bool | None]
-        self._settings = (0.0, 0.0, 0.0, False, self._mode)
+        self._settings = (0.0, 0.0, 0.0, 0)
         header[k.G_WIDEST] = -1
         self._scratch = _Scratch(0, 0)
         self._use_scratch(_Scratch(depth + k.CHUNK + 1, _HEAP if self._exact else 0))
-        k.prepare(self._exact)
+        self._kernel = k.prepare(self._exact)
         self._run(k.INIT, 0, 0)
 
     # -- settings and views
@@ -430,10 +428,11 @@ class SuffixDrafter:
         Raises:
             UnknownRequest: the request is not active.
         """
-        handle = self._active(request_id)
-        self._run(k.STOP, handle, 0)
-        del self._handles[request_id]
-        self._free_handles.append(handle)
+        try:
+            handle = self._handles.pop(request_id)
+        except KeyError:
+            raise UnknownRequest(request_id, "active") from None
+        self._end(handle)
 
     def evict_cached_response(self, request_id: Hashable) -> None:
         """Take a response out of the global tree. A request that still runs teaches it no more.
@@ -497,8 +496,7 @@ class SuffixDrafter:
             sequence = self._take_sequence()
             self._run(k.START, handle, sequence, self._no_tokens[0])
             self._feed(handle, text, 0, _GLOBAL_ONLY)
-            self._run(k.STOP, handle, 0)
-            self._free_handles.append(handle)
+            self._end(handle)
             self._sequences[RestoredResponse(self._restored)] = sequence
             self._restored += 1
         return len(texts)
@@ -565,13 +563,13 @@ class SuffixDrafter:
             self._write_to(self._batch)
         arrays: _Arrays = (handles, rows, token_ids, num_tokens, limits)
         try:
-            done = k.run(k.STEP, self._header, *arrays, 0, *self._settings)
+            done = self._kernel(k.STEP, self._header, *arrays, 0, *self._settings)
         except TypeError:  # arrays of other types than those the kernel is compiled for
             arrays = (
                 _as(handles, np.int64), _as(rows, np.int64), _as(token_ids, np.int32),
                 _as(num_tokens, np.int32), _as(limits, np.int32),
             )  # fmt: skip
-            done = k.run(k.STEP, self._header, *arrays, 0, *self._settings)
+            done = self._kernel(k.STEP, self._header, *arrays, 0, *self._settings)
         if done != n:
             self._finish_step(arrays, done)
         batch = self._batch.batch(n)
@@ -589,7 +587,7 @@ class SuffixDrafter:
         slope = float(_bounded(factor)), float(_bounded(offset))
         if slope != self._settings[:2]:
             self._header[k.G_WIDEST] = -1
-        self._settings = (*slope, float(min_prob), False, self._mode)
+        self._settings = (*slope, float(min_prob), 0)
 
     def _finish_step(self, arrays: _Arrays, done: int) -> None:
         """Make the room that a step stopped for before its request number `done`, and go on."""
@@ -605,7 +603,7 @@ class SuffixDrafter:
                 self._widen(n, self._width(widest, *self._settings[:2]), widest)
             else:
                 self._grow()
-            done = k.run(k.STEP, self._header, *arrays, done, *self._settings)
+            done = self._kernel(k.STEP, self._header, *arrays, done, *self._settings)
 
     def _widen(self, n: int, width: int, widest: int) -> None:
         """Make room for the drafts of n requests, of up to `width` tokens.
@@ -686,10 +684,10 @@ class SuffixDrafter:
         """One operation that drafts nothing; see `_kernels.run`."""
         self._one[0] = first
         self._other[0] = second
-        result: int = k.run(
+        result: int = self._kernel(
             op, self._header, self._one, self._other,
             self._no_tokens if tokens is None else tokens[None],
-            self._no_rows, self._most, begin, 0.0, 0.0, 0.0, False, self._mode,
+            self._no_rows, self._most, begin, 0.0, 0.0, 0.0, 0,
         )  # fmt: skip
         return result
 
@@ -725,9 +723,9 @@ class SuffixDrafter:
             factor, offset = _bounded(factor), _bounded(offset)
         factor, offset, min_prob = float(factor), float(offset), float(min_prob)
         while True:
-            done = k.run(
+            done = self._kernel(
                 k.SPECULATE, self._header, self._one, self._other, context,
-                self._no_rows, self._most, 0, factor, offset, min_prob, as_tree, self._mode,
+                self._no_rows, self._most, 0, factor, offset, min_prob, int(as_tree),
             )  # fmt: skip
             if done == 1:
                 break
@@ -749,6 +747,14 @@ class SuffixDrafter:
             raise CapacityExhausted(f"{len(self._handles)} requests are active; stop some first")
         self._next_handle += 1
         return self._next_handle - 1
+
+    def _end(self, handle: int) -> None:
+        """Let the next operation free the tree of a handle: a call for it alone would cost more."""
+        trees, header = self._tables.trees, self._header
+        trees[handle, k.R_ALIVE] = 0
+        trees[handle, k.R_NEXT_ENDED] = header[k.G_ENDED]
+        header[k.G_ENDED] = handle
+        self._free_handles.append(handle)
 
     def _take_sequence(self) -> int:
         if self._free_sequences:
