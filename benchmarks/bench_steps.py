@@ -120,12 +120,13 @@ class Ours:
 
     def step(self, board: Board, trace: Trace) -> Any:
         """Append and draft for the whole batch: from ids to lists, or from arrays to arrays."""
-        handles = self.handles(board.names) if self.lists else board.handles[self.name]
-        batch = self.drafter.step(
-            handles, board.rows, board.token_ids, board.num_tokens,
+        arguments = (
+            board.rows, board.token_ids, board.num_tokens,
             trace.max_spec_tokens, trace.max_spec_factor, 0.0, trace.min_token_prob,
         )  # fmt: skip
-        return batch.tolist() if self.lists else batch
+        if self.lists:
+            return self.drafter.step_lists(board.names, *arguments)
+        return self.drafter.step(board.handles[self.name], *arguments)
 
 
 class Board:

@@ -10,7 +10,7 @@ from drafter_core import _kernels as k
 
 def check_integrity(drafter: SuffixDrafter) -> int:
     """Walk every tree from its root and check every invariant; return how many states there are."""
-    drafter._run(k.STOP, 0, 0)  # requests that were stopped may still have their trees
+    drafter._run(k.FREE, 0, 0)  # requests that were stopped may still have their trees
     tables = drafter._tables
     handles = [0, *drafter._handles.values()]
     states: set[int] = set()

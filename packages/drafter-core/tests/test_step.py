@@ -70,6 +70,44 @@ def test_lists_hold_what_was_drafted_and_nothing_else(n: int) -> None:
     assert drafts.tolist() == [[5, 6, 7, 8] if i % 3 else [] for i in range(n)]
 
 
+@pytest.mark.parametrize("n", [1, 7, 8, 30])
+def test_a_step_by_ids_gives_the_same_lists(n: int) -> None:
+    by_handles, by_ids = SuffixDrafter(8), SuffixDrafter(8)
+    texts = [COPY if i % 3 else [i] for i in range(n)]
+    batch, other = Rows(by_handles, texts), Rows(by_ids, texts)
+    lists = by_handles.step(*batch.arguments, 4).tolist()
+    assert by_ids.step_lists(range(n), *other.arguments[1:], 4) == lists
+    with pytest.raises(UnknownRequest, match="99"):
+        by_ids.step_lists([*range(n - 1), 99], *other.arguments[1:], 4)
+
+
+def test_arrays_may_change_between_steps() -> None:
+    drafter = SuffixDrafter(8)
+    first = Rows(drafter, [COPY, [1]])
+    assert drafter.step(*first.arguments, 4).tolist() == [[5, 6, 7, 8], []]
+    wider = np.zeros((2, 2 * first.token_ids.shape[1]), np.int32)
+    wider[:, : first.token_ids.shape[1]] = first.token_ids
+    later = (first.handles, first.rows, wider, first.num_tokens.astype(np.int64))
+    assert drafter.step(*later, np.array([2, 4], np.int32)).tolist() == [[5, 6], []]
+    first.token_ids[1, 1:13] = [2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1]
+    first.num_tokens[1] = 13
+    assert drafter.step(*first.arguments, 1).tolist() == [[5], [2]]
+
+
+def test_handles_rows_and_limits_of_other_numbers_are_refused() -> None:
+    drafter = SuffixDrafter(8)
+    batch = Rows(drafter, [COPY, COPY])
+    handles, rows, token_ids, num_tokens = batch.arguments
+    for wrong in (
+        (handles, rows[:1], token_ids, num_tokens, 4),
+        (handles, rows, token_ids, num_tokens, np.array([4], np.int32)),
+        (handles, rows, token_ids[0], num_tokens, 4),
+    ):
+        with pytest.raises(BadSetting):
+            drafter.step(*wrong)
+    assert drafter.step(*batch.arguments, 4).tolist() == [[5, 6, 7, 8]] * 2
+
+
 def test_handles_come_in_the_order_of_the_ids_and_only_of_active_requests() -> None:
     drafter = SuffixDrafter(8)
     given = {name: drafter.start_request(name, [1]) for name in "abc"}

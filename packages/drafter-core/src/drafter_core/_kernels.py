@@ -29,13 +29,13 @@ Arrays
                                  calibration: a pair (tried, right) per cell
     P, H                         B and S in exact mode, where they have two columns more; or None
 
-G is the only table that is passed from Python; the others are made of their addresses in it, as
-`Rows` (`_rows.py`): every argument costs time at every call. Functions take one request's row of W.
+G is the only table that Python names in a call, by its address; the others are made of their
+addresses in it, as `Rows` (`_rows.py`): an array as an argument costs 0.2 µs at every call.
+Functions take one request's row of W.
 
 What keeps compiling short: one entry point for each mode (`run`, `run_exact`), helpers without
 Python wrappers and without reference counts, and int64 for every scalar, so that each helper is
-compiled once. What keeps calling short: only types that Numba's dispatcher knows at a glance (a
-bool or None costs 0.2 µs). Numba drops the
+compiled once. What keeps calling short: only ints and floats as arguments. Numba drops the
 branches under `if P is not None` (exact mode) before it types them, so these cost the default mode
 nothing.
 """
@@ -55,7 +55,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numba import njit, types
 
-from drafter_core._rows import address_of, maker, prefetch
+from drafter_core._rows import maker, prefetch
 
 # fields of S
 LINK, COUNT, TOK, DST, BLK, META = 0, 1, 2, 3, 4, 5
@@ -65,8 +65,8 @@ HEAD, TAIL = 6, 7  # exact mode: first and last pair in the order of siblings
 # fields of B: token, state
 BEFORE, AFTER = 2, 3  # exact mode: pair before and after in the order of siblings
 LEADS = 3
-"""Exact mode: field c of a hash table's header, c = 1 to 3, is the pair that leads the siblings which
-occur c times, or -1. Most siblings occur that rarely; without it, a place among them is searched."""
+"""Exact mode: field c of a hash table's header, c = 1 to 3, is the pair that leads the siblings
+which occur c times, or -1. Most siblings occur that rarely; a place among them is not searched."""
 LEN_MASK = 0xFFFF
 CLASS_SHIFT = 16
 
@@ -87,6 +87,9 @@ G_DRAFTED, G_ACCEPTED, G_VERIFY = 13, 14, 15
 G_TREES, G_WIDTH = 16, 17  # rows of R and W, columns of W
 G_WIDEST = 18  # the results have room for drafts of max_tokens up to this
 G_ENDED = 19  # the last request that ended and still has its tree, or 0
+G_HANDLES, G_LIMITS, G_ROWS = 20, 21, 22  # a step: addresses of its handles, limits and rows,
+G_IDS, G_ID_COLUMNS, G_COUNTS, G_ID_ROWS = 23, 24, 25, 26  # of its token ids and their numbers
+G_TEXT, G_CONTEXT = 27, 28  # addresses of what is fed, and of what is drafted after
 G_BFREE = 32  # 32 free lists of blocks, one per size class
 G_TABLES = 64  # addresses of S, B, T, C, R, Q, W
 G_OUT = 72  # addresses of the results: tokens, probs, info, scores; then columns and rows
@@ -133,11 +136,11 @@ UNKNOWN = 2147483647
 """The bound of a table whose counts were not looked at yet."""
 
 # operations of `run`
-INIT, START, FEED, STEP, STOP, EVICT, SPECULATE = 0, 1, 2, 3, 4, 5, 6
+INIT, START, FEED, STEP, FREE, EVICT, SPECULATE = 0, 1, 2, 3, 4, 5, 6
 
 # results per request
 OK, MISMATCH, BAD_TOKEN, BAD_HANDLE, CORRUPT = 0, 1, 2, 3, 4
-BAD_SHAPE, TOO_NARROW = -(1 << 62), -(1 << 61)  # of STEP as a whole
+TOO_NARROW = -(1 << 61)  # of STEP as a whole
 
 # what is fetched before a step: requests at a time, tokens of each, states whose links are followed
 FETCH_GROUP, FETCH_TOKENS, FETCH_LINKS = 16, 32, 5
@@ -286,7 +289,7 @@ def _unlink(P: Any, H: Any, v: int, i: int) -> None:
 
 @_inner
 def _join(S: Any, B: Any, P: Any, block: int, i: int, count: int) -> None:
-    """Note in a hash table that pair i stands in the order where those that occur `count` times do."""
+    """Note in a hash table that pair i now stands with those that occur `count` times."""
     if count <= LEADS:
         before = P[i, BEFORE]
         if before < 0 or S[B[before, 1], COUNT] != count:
@@ -295,7 +298,7 @@ def _join(S: Any, B: Any, P: Any, block: int, i: int, count: int) -> None:
 
 @_inner
 def _leave(S: Any, B: Any, P: Any, block: int, i: int, count: int) -> None:
-    """Note in a hash table that pair i will stand no more with those that occur `count` times."""
+    """Note in a hash table that pair i no longer stands with those that occur `count` times."""
     if count <= LEADS and P[block, count] == i:
         after = P[i, AFTER]
         P[block, count] = after if after >= 0 and S[B[after, 1], COUNT] == count else -1
@@ -305,7 +308,7 @@ def _leave(S: Any, B: Any, P: Any, block: int, i: int, count: int) -> None:
 def _move_pair(
     B: Any, P: Any, H: Any, ordered: bool, v: int, block: int, i: int, j: int
 ) -> None:
-    """Move pair i of v to the empty pair j; block: where v's hash table begins, -1 if it has none."""
+    """Move pair i of v to the empty pair j; block: v's hash table, or -1 if it has none."""
     B[j, 0] = B[i, 0]
     B[j, 1] = B[i, 1]
     if P is not None:
@@ -417,7 +420,7 @@ def _find(S: Any, B: Any, v: int, token: int) -> int:
 def _add(
     S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int, state: int
 ) -> None:
-    """Add an edge that v does not have, to a state that will occur once; it is last in the order."""
+    """Add an edge that v lacks, to a state that will occur once; it is last in the order."""
     if S[v, TOK] < 0:
         S[v, TOK] = token
         S[v, DST] = state
@@ -1641,13 +1644,12 @@ def _first_bad(tokens: Any, begin: int, end: int) -> int:
     return np.int64(-1)
 
 
-# -- the entry point: one compiled call from Python ------------------------------------------------
+# -- a step ---------------------------------------------------------------------------------------
 
 
 @_inner
 def _fetch(
-    S: Any, B: Any, R: Any, G: Any, handles: Any, rows: Any, token_ids: int, width: int,
-    num_tokens: Any, begin: int, end: int,
+    S: Any, B: Any, R: Any, G: Any, handles: Any, rows: Any, begin: int, end: int
 ) -> None:
     """Ask for what appending to handles[begin:end] will read, so that it need not wait for it.
 
@@ -1656,9 +1658,12 @@ def _fetch(
     group take one such step, then all take the next, and none is waited for. Changes nothing; a
     wrong guess costs a line.
 
-    Walks the states of the text from token to token, and from each of the last `FETCH_LINKS` of them
-    along its links.
+    Walks the states of the text from token to token, and from each of the last `FETCH_LINKS` along
+    its links.
     """
+    token_ids = G[G_IDS]
+    width = G[G_ID_COLUMNS]
+    num_tokens = _int32(G[G_COUNTS])
     walks = _walks(G[G_SCRATCH + 6])
     trail = _int64(G[G_SCRATCH + 7])
     for i in range(begin, end):
@@ -1756,240 +1761,260 @@ def _probable_slot(S: Any, v: int, token: int) -> int:
 
 
 @_inner
-def _all_known(
-    R: Any, G: Any, handles: Any, rows: Any, begin: int, end: int, height: int
-) -> bool:
+def _all_known(R: Any, G: Any, handles: Any, rows: Any, begin: int, end: int) -> bool:
     """Whether handles[begin:end] are requests and have rows."""
     for i in range(begin, end):
-        tree = handles[i]
-        if tree <= 0 or tree >= G[G_TREES] or R[tree, R_ALIVE] == 0:
-            return False
-        if rows[i] < 0 or rows[i] >= height:
+        if not (_is_alive(R, G, handles[i]) and 0 <= rows[i] < G[G_ID_ROWS]):
             return False
     return True
 
 
+@_inner
+def _is_alive(R: Any, G: Any, handle: int) -> bool:
+    return 0 < handle < G[G_TREES] and R[handle, R_ALIVE] != 0
+
+
+@_inner
+def _advance(
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, tree: int, row: int
+) -> int:
+    """Feed a request what is new in its row; return its status, or -1 where the tables are full."""
+    if not (_is_alive(R, G, tree) and 0 <= row < G[G_ID_ROWS]):
+        return np.int64(BAD_HANDLE)
+    depth = G[G_DEPTH]
+    width = G[G_ID_COLUMNS]
+    window = _window(G, tree)
+    tokens = _int32(G[G_IDS] + 4 * width * row)
+    n = _int32(G[G_COUNTS])[row]
+    fed = R[tree, R_FED]
+    if n < fed or n > width:
+        return np.int64(MISMATCH)
+    for k in range(max(fed - depth, 0), fed):
+        if tokens[k] != window[depth - fed + k]:
+            return np.int64(MISMATCH)
+    if n > fed:
+        if _first_bad(tokens, fed, n) >= 0:
+            return np.int64(BAD_TOKEN)
+        if P is None:
+            _learn(window, G, tokens, fed, n)
+        if n - fed > _feed(
+            S, B, T, C, R, Q, window, G, P, H, tree, tokens, fed, n, True, True
+        ):
+            return np.int64(-1)
+    return np.int64(OK)
+
+
+@_inner
+def _draft_for(
+    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any, i: int, tree: int, context: Any, known: int,
+    at_end: bool, most: int, factor: float, offset: float, min_prob: float, as_tree: bool,
+) -> bool:
+    """Draft up to `most` tokens for request number i of the results; False: the heap is too small.
+
+    context, known and at_end as in `_draft`.
+    """
+    columns = G[G_OUT + 4]
+    n_out = G[G_OUT + 5]
+    info = _int32(G[G_OUT + 2])
+    scores = _float32(G[G_OUT + 3])
+    out_tokens = _int32(G[G_OUT] + 4 * columns * i)
+    out_probs = _float32(G[G_OUT + 1] + 4 * columns * i)
+    length = np.int64(0)
+    match = np.int64(0)
+    if P is None:
+        length, weighed_score, match = _draft_weighed(
+            S, B, R, _window(G, tree), G, tree, context, known, at_end, most, factor, offset,
+            min_prob, out_tokens, out_probs,
+        )
+        scores[i] = np.float32(weighed_score)
+    if P is not None:
+        length, score, match = _draft(
+            S, B, R, G, P, H, tree, context, known, at_end, most, factor, offset, min_prob,
+            as_tree, out_tokens, out_probs,
+        )
+        scores[i] = score
+    info[OUT_LENGTH * n_out + i] = max(length, 0)
+    info[OUT_MATCH * n_out + i] = match
+    return length >= 0
+
+
+@_inner
+def _step(
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, n: int, begin: int,
+    factor: float, offset: float, min_prob: float,
+) -> int:
+    """Feed and draft for requests begin to n of a step; see `run`."""
+    handles = _int64(G[G_HANDLES])
+    rows = _int64(G[G_ROWS])
+    limits = _int32(G[G_LIMITS])
+    columns = G[G_OUT + 4]
+    n_out = G[G_OUT + 5]
+    info = _int32(G[G_OUT + 2])
+    scores = _float32(G[G_OUT + 3])
+    if n > n_out:
+        return np.int64(TOO_NARROW)
+    for i in range(n):
+        if limits[i] > G[G_WIDEST]:
+            return np.int64(TOO_NARROW)
+    fetched = begin
+    for i in range(begin, n):
+        if i == fetched:
+            fetched = min(i + FETCH_GROUP, n)
+            if _all_known(R, G, handles, rows, i, fetched):
+                _fetch(S, B, R, G, handles, rows, i, fetched)
+        tree = handles[i]
+        status = _advance(S, B, T, C, R, Q, G, P, H, tree, rows[i])
+        if status < 0:
+            return i
+        info[OUT_STATUS * n_out + i] = status
+        info[OUT_LENGTH * n_out + i] = 0
+        info[OUT_MATCH * n_out + i] = 0
+        scores[i] = np.float32(0.0)
+        if status == OK:
+            window = _window(G, tree)
+            if P is None:
+                window[G[G_DEPTH]] = 0
+            if limits[i] > 0:
+                _draft_for(
+                    S, B, R, G, P, H, i, tree, window, min(R[tree, R_FED], G[G_DEPTH]), True,
+                    min(limits[i], columns), factor, offset, min_prob, False,
+                )
+    if G[G_VERIFY] > 0:
+        _fit_to_load(G, handles, n)
+    return n
+
+
+# -- the entry points: one compiled call from Python -----------------------------------------------
+
+
 @_entry
 def run(
-    op: int, header: Any, handles: Any, rows: Any, token_ids: Any, num_tokens: Any,
-    max_tokens: Any, begin: int, factor: float, offset: float, min_prob: float, as_tree: int,
+    op: int, header: int, first: int, second: int, begin: int, end: int,
+    factor: float, offset: float, min_prob: float,
 ) -> int:
     """Do one operation of a drafter in default mode.
 
     INIT        make the global tree
-    START       begin request handles[0] with response row rows[0] (-1: none) and feed it the prompt
-    FEED        append token_ids[0, begin:] to handles[0]; as prompt, or as response for rows[0] 1,
-                or for 2 as response in the global tree only
-    STOP        end the requests that wait for it
-    EVICT       take up to rows[0] tokens of response row handles[0] out of the global tree, all in
+    START       begin request `first` with response row `second` (-1: none) and feed it text[:end],
+                its prompt
+    FEED        append text[begin:end] to request `first`: as prompt for second 0, as response for
+                1, or for 2 as response in the global tree only
+    FREE        nothing but what comes before each operation: the trees of requests that were
+                stopped, a list from G_ENDED along R_NEXT_ENDED, are freed
+    EVICT       take up to `second` tokens of response row `first` out of the global tree, all in
                 exact mode, and return how many are left
-    SPECULATE   draft for handles[0] after its own tokens (rows[0] < 0), or after the last rows[0]
-                tokens of token_ids[0], which has `depth` columns
-    STEP        append and draft for each of handles[begin:], from rows of token_ids
-
-    Each ends, before anything else, the requests that wait for it: handles in a list from
-    header[G_ENDED] along R_NEXT_ENDED.
+    SPECULATE   draft at most `begin` tokens for request `first`, after its own tokens (second < 0)
+                or after the last `second` tokens of a context; as a tree for end 1
+    STEP        append and draft for the requests `begin` to `first` of the step's inputs
 
     START and FEED return how many tokens fitted, or -1 - position of a bad token id. STEP returns
-    the index of the first request that did not fit, or their number; BAD_SHAPE where handles, rows
-    and max_tokens differ in number, TOO_NARROW where the results need more room.
-    The others return a status.
+    the number of the first request that did not fit, or `first`; TOO_NARROW where the results need
+    more room. SPECULATE returns 0 where the heap needs more room, else 1. The others return 0.
 
-    header int64 [HEADER_FIELDS] is G; handles, rows int64 [n]; token_ids int32 [rows, width];
-    num_tokens int32 [rows]; max_tokens int32 [n]. Results and scratch are where the header says:
-    tokens int32 [n, k], probs float32 [n, k], info int32 [3, n], scores float32 [n]; ints int32
-    [5, m] and probs float32 [3, m] with m above depth + CHUNK and k; the heap's probs float32 [h]
-    and entries int32 [h, 4].
+    header is the address of G. Where it says so are
+    inputs   of a step of n requests: handles, rows int64 [n], token_ids int32 [r, c], num_tokens
+             int32 [r] and limits, the longest drafts, int32 [n]; text int32 [end]; context
+             int32 [depth]
+    results  tokens int32 [n, k], probs float32 [n, k], info int32 [3, n], scores float32 [n]
+    scratch  ints int32 [5, m] and probs float32 [3, m] with m above depth + CHUNK and k; the heap's
+             probs float32 [h] and entries int32 [h, 4]; what `_fetch` keeps
     """
+    G = _int64(header)
     return _run(
-        op, _int64(address_of(header)), _states(header[G_TABLES]), _pairs(header[G_TABLES + 1]),
-        None, None, _int64(address_of(handles)), _int64(address_of(rows)),
-        address_of(token_ids), np.int64(token_ids.shape[0]), np.int64(token_ids.shape[1]),
-        _int32(address_of(num_tokens)), np.int64(len(num_tokens)),
-        _int32(address_of(max_tokens)), np.int64(len(handles)), np.int64(len(rows)),
-        np.int64(len(max_tokens)), begin, factor, offset, min_prob, as_tree,
+        op, G, _states(G[G_TABLES]), _pairs(G[G_TABLES + 1]), None, None, first, second, begin, end,
+        np.float32(factor), np.float32(offset), np.float32(min_prob),
     )  # fmt: skip
 
 
 @_entry
 def run_exact(
-    op: int, header: Any, handles: Any, rows: Any, token_ids: Any, num_tokens: Any,
-    max_tokens: Any, begin: int, factor: float, offset: float, min_prob: float, as_tree: int,
+    op: int, header: int, first: int, second: int, begin: int, end: int,
+    factor: float, offset: float, min_prob: float,
 ) -> int:
-    """Do one operation of a drafter in exact mode; as `run`, with as_tree 1 for a tree."""
-    states = _ordered_states(header[G_TABLES])
-    pairs = _ordered_pairs(header[G_TABLES + 1])
+    """Do one operation of a drafter in exact mode; as `run`."""
+    G = _int64(header)
+    states = _ordered_states(G[G_TABLES])
+    pairs = _ordered_pairs(G[G_TABLES + 1])
     return _run(
-        op, _int64(address_of(header)), states, pairs,
-        pairs, states, _int64(address_of(handles)), _int64(address_of(rows)),
-        address_of(token_ids), np.int64(token_ids.shape[0]), np.int64(token_ids.shape[1]),
-        _int32(address_of(num_tokens)), np.int64(len(num_tokens)),
-        _int32(address_of(max_tokens)), np.int64(len(handles)), np.int64(len(rows)),
-        np.int64(len(max_tokens)), begin, factor, offset, min_prob, as_tree,
+        op, G, states, pairs, pairs, states, first, second, begin, end,
+        np.float32(factor), np.float32(offset), np.float32(min_prob),
     )  # fmt: skip
 
 
 @_inner
 def _run(
-    op: int, G: Any, S: Any, B: Any, P: Any, H: Any,
-    handles: Any, rows: Any, token_ids: int, height: int, width: int, num_tokens: Any, counts: int,
-    max_tokens: Any, n_handles: int, n_rows: int, n_limits: int, begin: int,
-    factor: float, offset: float, min_prob: float, as_tree: int,
+    op: int, G: Any, S: Any, B: Any, P: Any, H: Any, first: int, second: int, begin: int, end: int,
+    factor: float, offset: float, min_prob: float,
 ) -> int:
-    """`run` on bare addresses."""
     T = _int32(G[G_TABLES + 2])
     C = _pairs(G[G_TABLES + 3])
     R = _trees(G[G_TABLES + 4])
     Q = _sequences(G[G_TABLES + 5])
     depth = G[G_DEPTH]
-    f = np.float32(factor)
-    o = np.float32(offset)
-    limit_prob = np.float32(min_prob)
     while G[G_ENDED] > 0:
         ended = G[G_ENDED]
         G[G_ENDED] = R[ended, R_NEXT_ENDED]
         _free_tree(S, C, R, G, ended)
-    first = handles[0]
-    if op == INIT:
-        _new_tree(S, B, C, R, G, np.int64(0))
-        return np.int64(OK)
+    if op == STEP:
+        return _step(
+            S, B, T, C, R, Q, G, P, H, first, begin, factor, offset, min_prob
+        )
+    window = _window(G, first)
+    if op == SPECULATE:
+        at_end = True
+        context = window
+        known = min(R[first, R_FED], depth)
+        if second >= 0:
+            at_end = known == second
+            known = min(second, depth)
+            context = _int32(G[G_CONTEXT])
+            for k in range(depth - known, depth):
+                if context[k] != window[k]:
+                    at_end = False
+        if P is None:
+            if at_end:
+                window[depth] = 0
+        return np.int64(_draft_for(
+            S, B, R, G, P, H, np.int64(0), first, context, known, at_end, begin, factor, offset,
+            min_prob, end != 0,
+        ))  # fmt: skip
+    if op in (START, FEED):
+        tokens = _int32(G[G_TEXT])
+        bad = _first_bad(tokens, begin, end)
+        if bad >= 0:
+            return -1 - bad
+        response = op == FEED and second > 0
+        own = op == START or second < 2
+        if P is None:
+            if response and own:
+                _learn(window, G, tokens, begin, end)
+        if op == START:
+            _new_tree(S, B, C, R, G, first)
+            R[first, R_SEQ] = second
+            if second >= 0:
+                Q[second, Q_LEN] = 0
+        return _feed(
+            S, B, T, C, R, Q, window, G, P, H, first, tokens, begin, end, own, response
+        )
     if op == EVICT:
         left = Q[first, Q_LEN]
         if P is not None:
             return _evict(S, B, T, C, R, Q, G, P, H, first)
-        most = rows[0]
-        while left > 0 and most > 0:
+        while left > 0 and second > 0:
             ints = G[G_SCRATCH]
             left = _evict_end(
                 S, B, T, C, R, Q, G, P, H, first, _int32(ints), _int32(ints + 4 * G[G_SCRATCH + 4])
             )
-            most -= CHUNK
+            second -= CHUNK
         return left
-    if op == STOP:
-        return np.int64(OK)
-    if op in (START, FEED):
-        tokens = _int32(token_ids)
-        bad = _first_bad(tokens, begin, width)
-        if bad >= 0:
-            return -1 - bad
-        response = op == FEED and rows[0] > 0
-        own = op == START or rows[0] < 2
-        window = _window(G, first)
-        if P is None:
-            if response and own:
-                _learn(window, G, tokens, begin, width)
-        if op == START:
-            _new_tree(S, B, C, R, G, first)
-            seq = rows[0]
-            R[first, R_SEQ] = seq
-            if seq >= 0:
-                Q[seq, Q_LEN] = 0
-        return _feed(
-            S, B, T, C, R, Q, window, G, P, H, first, tokens, begin, width, own, response
-        )
-
-    if n_rows != n_handles or n_limits < n_handles:
-        return np.int64(BAD_SHAPE)
-    if op == STEP:
-        if n_handles > G[G_OUT + 5]:
-            return np.int64(TOO_NARROW)
-        for i in range(n_handles):
-            if max_tokens[i] > G[G_WIDEST]:
-                return np.int64(TOO_NARROW)
-    columns = G[G_OUT + 4]
-    n_out = G[G_OUT + 5]
-    info = _int32(G[G_OUT + 2])
-    scores = _float32(G[G_OUT + 3])
-    fetched = begin
-    for i in range(begin, n_handles):
-        if op == STEP and i == fetched:
-            fetched = min(i + FETCH_GROUP, n_handles)
-            if _all_known(R, G, handles, rows, i, fetched, min(counts, height)):
-                _fetch(
-                    S, B, R, G, handles, rows, token_ids, width, num_tokens, i, fetched
-                )
-        info[OUT_LENGTH * n_out + i] = 0
-        info[OUT_MATCH * n_out + i] = 0
-        scores[i] = np.float32(0.0)
-        tree = handles[i]
-        row = rows[i]
-        if tree <= 0 or tree >= G[G_TREES] or R[tree, R_ALIVE] == 0:
-            info[OUT_STATUS * n_out + i] = BAD_HANDLE
-            continue
-        window = _window(G, tree)
-        context = window
-        at_end = True
-        if op == STEP:
-            if row < 0 or row >= min(counts, height):
-                info[OUT_STATUS * n_out + i] = BAD_HANDLE
-                continue
-            tokens = _int32(token_ids + 4 * width * row)
-            n = num_tokens[row]
-            fed = R[tree, R_FED]
-            status = np.int64(MISMATCH if n < fed or n > width else OK)
-            k = max(fed - depth, 0)
-            while k < fed and status == OK:
-                if tokens[k] != window[depth - fed + k]:
-                    status = np.int64(MISMATCH)
-                k += 1
-            if status == OK and n > fed:
-                if _first_bad(tokens, fed, n) >= 0:
-                    status = np.int64(BAD_TOKEN)
-                elif P is None:
-                    _learn(window, G, tokens, fed, n)
-                if status == OK and n - fed > _feed(
-                    S, B, T, C, R, Q, window, G, P, H, tree, tokens, fed, n, True, True
-                ):
-                    return i
-            info[OUT_STATUS * n_out + i] = status
-            if status != OK:
-                continue
-        known = min(R[tree, R_FED], depth)
-        if op == SPECULATE and row >= 0:
-            at_end = known == row
-            known = min(row, depth)
-            context = _int32(token_ids)
-            for k in range(depth - known, depth):
-                if context[k] != window[k]:
-                    at_end = False
-        most = min(max_tokens[i], columns)
-        if P is None:
-            if at_end:
-                window[depth] = 0
-        if most > 0 or op == SPECULATE:
-            out_tokens = _int32(G[G_OUT] + 4 * columns * i)
-            out_probs = _float32(G[G_OUT + 1] + 4 * columns * i)
-            length = np.int64(0)
-            match = np.int64(0)
-            if P is None:
-                length, weighed_score, match = _draft_weighed(
-                    S, B, R, window, G, tree, context, known, at_end, most, f, o, limit_prob,
-                    out_tokens, out_probs,
-                )
-                scores[i] = np.float32(weighed_score)
-            if P is not None:
-                length, score, match = _draft(
-                    S, B, R, G, P, H, tree, context, known, at_end, most, f, o, limit_prob,
-                    as_tree != 0, out_tokens, out_probs,
-                )
-                scores[i] = score
-            if length < 0:
-                return -1 - i
-            info[OUT_LENGTH * n_out + i] = length
-            info[OUT_MATCH * n_out + i] = match
-    if op == STEP and G[G_VERIFY] > 0:
-        _fit_to_load(G, handles, n_handles)
-    return n_handles
+    if op == INIT:
+        _new_tree(S, B, C, R, G, np.int64(0))
+    return np.int64(OK)
 
 
 def prepare(exact: bool) -> Any:
     """The entry point of a mode: compiled, or loaded from the cache, for these types alone."""
-    vector = types.int64[::1]
-    small = types.int32[::1]
-    signature = (
-        types.int64, vector, vector, vector, types.int32[:, ::1], small, small, types.int64,
-        types.float64, types.float64, types.float64, types.int64,
-    )  # fmt: skip
+    signature = (*[types.int64] * 6, *[types.float64] * 3)
     kernel: Any = run_exact if exact else run
     if signature not in kernel.signatures:
         kernel.disable_compile(False)

@@ -30,7 +30,7 @@ from numba.extending import intrinsic, models, register_model
 
 types: Any = numba_types
 
-__all__ = ["address_of", "maker", "prefetch"]
+__all__ = ["maker", "prefetch"]
 
 
 class Rows(types.Type):
@@ -141,14 +141,3 @@ def prefetch(typing: Any, rows: Any, row: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(rows, types.int64), code
-
-
-@intrinsic
-def address_of(typing: Any, array: Any) -> Any:
-    """Where the elements of a contiguous Numba array begin (int64)."""
-
-    def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = context.make_array(sig.args[0])(context, builder, args[0]).data
-        return builder.ptrtoint(data, ir.IntType(64))
-
-    return types.int64(array), code

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, KeysView, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +43,8 @@ __all__ = [
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 """Token ids: any sequence of ints, or an integer array of one dimension."""
 
-_Arrays = tuple[
-    NDArray[np.int64],
-    NDArray[np.int64],
-    NDArray[np.int32],
-    NDArray[Any],
-    NDArray[np.int32],
-]
+_Plan = tuple[int, Any, float, float, float]
+"""What a step is to do: number of requests, max_tokens, factor, offset, min_token_prob."""
 
 MAX_TOKEN_ID = 2**31 - 2
 MAX_DEPTH = 4096
@@ -225,19 +220,18 @@ class SuffixDrafter:
         header[[k.G_SFREE, k.G_STATEFREE, k.G_TFREE]] = -1
         header[k.G_BFREE : k.G_BFREE + 32] = -1
         self._header = header
+        self._address = header.ctypes.data
         self._measure()
-        self._one = np.zeros(1, np.int64)
-        self._other = np.zeros(1, np.int64)
-        self._most = np.zeros(1, np.int32)
-        self._no_rows = np.zeros(0, np.int32)
-        self._no_tokens = np.zeros((1, 0), np.int32)
-        self._context = np.zeros((1, depth), np.int32)
+        self._inputs = self._use_inputs(_Inputs(_MANY))
+        self._plan: _Plan | None = None
+        self._arrays: tuple[Any, Any, Any] = (None, None, None)
+        self._given = self._use_given(1024)
+        self._context = np.zeros(depth, np.int32)
+        header[k.G_CONTEXT] = self._context.ctypes.data
         self._row = _Output(1, 0)
         self._batch = self._output = _Output(0, 0)
         self._write_to(self._row)
-        self._limits = np.zeros(0, np.int32)
-        self._plan: Any = None
-        self._settings = (0.0, 0.0, 0.0, 0)
+        self._settings = (0.0, 0.0, 0.0)
         header[k.G_WIDEST] = -1
         self._scratch = _Scratch(0, 0)
         self._use_scratch(_Scratch(depth + k.CHUNK + 1, _HEAP if self._exact else 0))
@@ -326,7 +320,8 @@ class SuffixDrafter:
         sequence = self._take_sequence() if self._max_cached != 0 else -1
         handle = self._take_handle()
         # The prompt goes into the request's own tree only: it need not wait for the evictions.
-        fed = self._run(k.START, handle, sequence, tokens)
+        length = self._put_text(tokens)
+        fed = self._run(k.START, handle, sequence, 0, length)
         if fed < 0:
             self._free_handles.append(handle)
             if sequence >= 0:
@@ -339,7 +334,7 @@ class SuffixDrafter:
                 self._evict(next(iter(self._sequences)), _EVICTED_AT_ONCE)
             self._sequences[request_id] = sequence
         self._handles[request_id] = handle
-        if fed < len(tokens):
+        if fed < length:
             self._feed(handle, tokens, fed, _PROMPT)
         return handle
 
@@ -377,7 +372,7 @@ class SuffixDrafter:
         """
         handle = self._active(request_id)
         return self._speculate(
-            handle, -1, self._no_tokens, max_tokens, max_spec_factor, max_spec_offset,
+            handle, -1, max_tokens, max_spec_factor, max_spec_offset,
             min_token_prob, False,
         ).draft  # fmt: skip
 
@@ -416,9 +411,9 @@ class SuffixDrafter:
         if known:
             tokens = _checked(context[len(context) - known :])
             _check_range(tokens)
-            self._context[0, self._max_depth - known :] = tokens
+            self._context[self._max_depth - known :] = tokens
         return self._speculate(
-            handle, known, self._context, max_tokens, max_spec_factor, max_spec_offset,
+            handle, known, max_tokens, max_spec_factor, max_spec_offset,
             min_token_prob, use_tree_spec,
         )  # fmt: skip
 
@@ -494,7 +489,7 @@ class SuffixDrafter:
         for text in texts:
             handle = self._take_handle()
             sequence = self._take_sequence()
-            self._run(k.START, handle, sequence, self._no_tokens[0])
+            self._run(k.START, handle, sequence)
             self._feed(handle, text, 0, _GLOBAL_ONLY)
             self._end(handle)
             self._sequences[RestoredResponse(self._restored)] = sequence
@@ -548,62 +543,118 @@ class SuffixDrafter:
             The drafts; see `BatchDraft.status` for requests that could not be served. They were
             fed nothing and the others are not affected.
         """
-        if self._leaving:
-            self._evict_some(_EVICTED_PER_CALL)
         n = len(handles)
-        limits = max_tokens if isinstance(max_tokens, np.ndarray) else None
-        most = max_tokens if limits is None else None
-        plan = (n, most, max_spec_factor, max_spec_offset, min_token_prob)
-        if plan != self._plan:
-            self._prepare(n, most, max_spec_factor, max_spec_offset, min_token_prob)
-            self._plan = plan
-        if limits is None:
-            limits = self._limits
-        if self._output is not self._batch:
-            self._write_to(self._batch)
-        arrays: _Arrays = (handles, rows, token_ids, num_tokens, limits)
-        try:
-            done = self._kernel(k.STEP, self._header, *arrays, 0, *self._settings)
-        except TypeError:  # arrays of other types than those the kernel is compiled for
-            arrays = (
-                _as(handles, np.int64), _as(rows, np.int64), _as(token_ids, np.int32),
-                _as(num_tokens, np.int32), _as(limits, np.int32),
-            )  # fmt: skip
-            done = self._kernel(k.STEP, self._header, *arrays, 0, *self._settings)
-        if done != n:
-            self._finish_step(arrays, done)
-        batch = self._batch.batch(n)
+        plan = (n, max_tokens, max_spec_factor, max_spec_offset, min_token_prob)
+        self._prepare(plan, rows, token_ids, num_tokens)
+        self._inputs.handles[:n] = handles
+        batch = self._step(n).batch(n)
         if budget is not None:
             _spend(batch, budget)
             self._note_lengths(handles, batch)
         return batch
 
-    def _prepare(
-        self, n: int, max_tokens: Any, factor: float, offset: float, min_prob: float
-    ) -> None:
-        """Get ready for steps with other numbers than those before; max_tokens None: an array."""
-        if max_tokens is not None:
-            self._limits = np.full(n, min(max(max_tokens, 0), _LONGEST), np.int32)
+    def step_lists(
+        self,
+        request_ids: Collection[Hashable],
+        rows: NDArray[np.int64],
+        token_ids: NDArray[np.int32],
+        num_tokens: NDArray[np.int32] | NDArray[np.int64],
+        max_tokens: int | NDArray[np.int32],
+        max_spec_factor: float = 1.0,
+        max_spec_offset: float = 0.0,
+        min_token_prob: float = 0.1,
+    ) -> list[list[int]]:
+        """`step` for a caller that has the ids of n requests and wants lists of token ids.
+
+        A request that could not be served gets an empty list; `step` tells why.
+
+        Raises:
+            UnknownRequest: one of them is not active; no request was fed.
+        """
+        n = len(request_ids)
+        plan = (n, max_tokens, max_spec_factor, max_spec_offset, min_token_prob)
+        self._prepare(plan, rows, token_ids, num_tokens)
+        inputs, known = self._inputs, self._handles
+        try:
+            if n < _MANY:
+                for i, request_id in enumerate(request_ids):
+                    inputs.handle_view[i] = known[request_id]
+            else:
+                found = map(known.__getitem__, request_ids)
+                inputs.handles[:n] = np.fromiter(found, np.int64, n)
+        except KeyError as error:
+            raise UnknownRequest(error.args[0], "active") from None
+        return self._step(n).lists(n)
+
+    def _step(self, n: int) -> _Output:
+        """Do the step that the inputs describe."""
+        if self._leaving:
+            self._evict_some(_EVICTED_PER_CALL)
+        if self._output is not self._batch:
+            self._write_to(self._batch)
+        done = self._kernel(k.STEP, self._address, n, 0, 0, 0, *self._settings)
+        if done != n:
+            self._finish_step(n, done)
+        return self._batch
+
+    def _prepare(self, plan: _Plan, rows: Any, token_ids: Any, num_tokens: Any) -> None:
+        """Tell the kernels what a step is to do; nothing where it is as it was in the step before.
+
+        Arrays that are kept from step to step are read where they are. Of others, those that had
+        to be converted, a copy is made for each step.
+        """
+        arrays = self._arrays
+        if (
+            type(plan[1]) is not np.ndarray
+            and plan == self._plan
+            and rows is arrays[0]
+            and token_ids is arrays[1]
+            and num_tokens is arrays[2]
+        ):
+            return
+        n, max_tokens, factor, offset, min_prob = plan
+        if n > len(self._inputs.handles):
+            self._use_inputs(_Inputs(2 * n))
+        self._bind(n, rows, token_ids, num_tokens)
+        self._plan = None if isinstance(max_tokens, np.ndarray) else plan
+        limits = self._inputs.limits
+        if self._plan is None and len(max_tokens) < n:
+            raise BadSetting(f"{n} handles need as many max_tokens, not {len(max_tokens)}")
+        limits[:n] = np.clip(max_tokens if self._plan else max_tokens[:n], 0, _LONGEST)
         slope = float(_bounded(factor)), float(_bounded(offset))
         if slope != self._settings[:2]:
             self._header[k.G_WIDEST] = -1
-        self._settings = (*slope, float(min_prob), 0)
+        self._settings = (*slope, float(min_prob))
 
-    def _finish_step(self, arrays: _Arrays, done: int) -> None:
+    def _bind(self, n: int, rows: Any, token_ids: Any, num_tokens: Any) -> None:
+        """Tell the kernels where the arrays of a step are, and keep these as long as they do."""
+        places, ids, counts = (
+            _as(rows, np.int64),
+            _as(token_ids, np.int32),
+            _as(num_tokens, np.int32),
+        )
+        if places.shape != (n,) or ids.ndim != 2 or counts.ndim != 1:
+            raise BadSetting(
+                f"a step of {n} handles takes rows [{n}], token_ids [requests, tokens] and "
+                f"num_tokens [requests], not {places.shape}, {ids.shape} and {counts.shape}"
+            )
+        header = self._header
+        header[k.G_ROWS] = places.ctypes.data
+        header[k.G_IDS] = ids.ctypes.data
+        header[k.G_ID_COLUMNS] = ids.shape[1]
+        header[k.G_COUNTS] = counts.ctypes.data
+        header[k.G_ID_ROWS] = min(len(ids), len(counts))
+        self._arrays = places, ids, counts
+
+    def _finish_step(self, n: int, done: int) -> None:
         """Make the room that a step stopped for before its request number `done`, and go on."""
-        n, limits = len(arrays[0]), arrays[4]
         while done != n:
-            if done == k.BAD_SHAPE:
-                raise BadSetting(
-                    f"handles, rows and max_tokens belong together, but hold {n}, "
-                    f"{len(arrays[1])} and {len(limits)} entries"
-                )
             if done == k.TOO_NARROW:
-                done, widest = 0, int(limits.max(initial=0))
+                done, widest = 0, int(self._inputs.limits[:n].max(initial=0))
                 self._widen(n, self._width(widest, *self._settings[:2]), widest)
             else:
                 self._grow()
-            done = self._kernel(k.STEP, self._header, *arrays, done, *self._settings)
+            done = self._kernel(k.STEP, self._address, n, 0, done, 0, *self._settings)
 
     def _widen(self, n: int, width: int, widest: int) -> None:
         """Make room for the drafts of n requests, of up to `width` tokens.
@@ -638,6 +689,23 @@ class SuffixDrafter:
         """Tell the kernels where results go."""
         self._header[k.G_OUT : k.G_OUT + len(output.places)] = output.places
         self._output = output
+
+    def _use_inputs(self, inputs: _Inputs) -> _Inputs:
+        self._header[k.G_HANDLES : k.G_HANDLES + len(inputs.places)] = inputs.places
+        self._inputs = inputs
+        return inputs
+
+    def _use_given(self, length: int) -> NDArray[np.int32]:
+        self._given = np.zeros(length, np.int32)
+        self._header[k.G_TEXT] = self._given.ctypes.data
+        return self._given
+
+    def _put_text(self, tokens: NDArray[Any]) -> int:
+        """Copy checked tokens to where the kernels read them; return how many there are."""
+        n = len(tokens)
+        given = self._given if n <= len(self._given) else self._use_given(2 * n)
+        given[:n] = tokens
+        return n
 
     def _use_scratch(self, scratch: _Scratch) -> None:
         self._header[k.G_SCRATCH : k.G_SCRATCH + len(scratch.places)] = scratch.places
@@ -677,38 +745,27 @@ class SuffixDrafter:
         except KeyError:
             raise UnknownRequest(request_id, "active") from None
 
-    def _run(
-        self, op: int, first: int, second: int, tokens: NDArray[np.int32] | None = None,
-        begin: int = 0,
-    ) -> int:  # fmt: skip
+    def _run(self, op: int, first: int, second: int, begin: int = 0, end: int = 0) -> int:
         """One operation that drafts nothing; see `_kernels.run`."""
-        self._one[0] = first
-        self._other[0] = second
-        result: int = self._kernel(
-            op, self._header, self._one, self._other,
-            self._no_tokens if tokens is None else tokens[None],
-            self._no_rows, self._most, begin, 0.0, 0.0, 0.0, 0,
-        )  # fmt: skip
+        result: int = self._kernel(op, self._address, first, second, begin, end, 0.0, 0.0, 0.0)
         return result
 
-    def _feed(self, handle: int, tokens: NDArray[np.int32], begin: int, part: int) -> None:
+    def _feed(self, handle: int, tokens: NDArray[Any], begin: int, part: int) -> None:
+        length = self._put_text(tokens)
         while True:
-            fed = self._run(k.FEED, handle, part, tokens, begin)
+            fed = self._run(k.FEED, handle, part, begin, length)
             if fed < 0:
                 _check_range(tokens)
             begin += fed
-            if begin == len(tokens):
+            if begin == length:
                 return
             self._grow()
 
     def _speculate(
-        self, handle: int, known: int, context: NDArray[np.int32], max_tokens: int,
-        factor: float, offset: float, min_prob: float, as_tree: bool,
+        self, handle: int, known: int, max_tokens: int, factor: float, offset: float,
+        min_prob: float, as_tree: bool,
     ) -> TreeDraft:  # fmt: skip
-        """Draft for one request, after its own tokens (known -1) or after a context.
-
-        context int32 [1, max_depth] holds its last `known` tokens at the end of the row.
-        """
+        """Draft for one request after its own tokens (known -1), or those of the context."""
         width = self._width(max_tokens, factor, offset)
         if self._row.shape[1] < width:
             self._row = _Output(1, width)
@@ -716,19 +773,12 @@ class SuffixDrafter:
             self._use_scratch(_Scratch(width + 1, self._scratch.heap))
         if self._output is not self._row:
             self._write_to(self._row)
-        self._one[0] = handle
-        self._other[0] = known
-        self._most[0] = width
         if not self._exact:
             factor, offset = _bounded(factor), _bounded(offset)
         factor, offset, min_prob = float(factor), float(offset), float(min_prob)
-        while True:
-            done = self._kernel(
-                k.SPECULATE, self._header, self._one, self._other, context,
-                self._no_rows, self._most, 0, factor, offset, min_prob, int(as_tree),
-            )  # fmt: skip
-            if done == 1:
-                break
+        while not self._kernel(
+            k.SPECULATE, self._address, handle, known, width, int(as_tree), factor, offset, min_prob
+        ):
             self._use_scratch(_Scratch(self._scratch.width, 4 * self._scratch.heap))
         row = self._row
         length = int(row.info[k.OUT_LENGTH, 0])
@@ -831,6 +881,16 @@ class _Tables:
         return [name for name in names if 2 * len(getattr(self, name)) <= _MAX_ROWS]
 
 
+class _Inputs:
+    """Where the kernels read the handles and limits of a step of up to n requests."""
+
+    def __init__(self, n: int) -> None:
+        self.handles = np.zeros(n, np.int64)
+        self.handle_view = memoryview(cast(Any, self.handles))
+        self.limits = np.zeros(n, np.int32)
+        self.places = [self.handles.ctypes.data, self.limits.ctypes.data]
+
+
 class _Output:
     """Where the kernels write drafts; reused while n requests and their drafts fit."""
 
@@ -843,6 +903,18 @@ class _Output:
         arrays = (self.tokens, self.probs, self.info, self.scores)
         self.places = [*(array.ctypes.data for array in arrays), width, n]
         self._batches: dict[int, BatchDraft] = {}
+        self._flat = memoryview(cast(Any, self.tokens.reshape(-1)))
+        self._lengths = memoryview(cast(Any, self.info[k.OUT_LENGTH]))
+
+    def lists(self, n: int) -> list[list[int]]:
+        """The drafts of the first n rows as lists, empty where there is none."""
+        if n >= _MANY:
+            return self.batch(n).tolist()
+        flat, width, lists = self._flat, self.shape[1], []
+        for i in range(n):
+            length = self._lengths[i]
+            lists.append(flat[i * width : i * width + length].tolist() if length else [])
+        return lists
 
     def batch(self, n: int) -> BatchDraft:
         """The first n rows."""
@@ -917,26 +989,22 @@ def _bounded(value: float) -> float:
 
 
 def _as(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """The array as the kernels are compiled for it: without a copy where it is so already."""
-    if array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable:
+    """The array as the kernels read it: without a copy where it is so already."""
+    if array.dtype == dtype and array.flags.c_contiguous:
         return array
     return np.array(array, dtype)
 
 
-def _checked(tokens: Tokens) -> NDArray[np.int32]:
-    """Token ids as a contiguous int32 array; the kernel refuses ids out of range."""
+def _checked(tokens: Tokens) -> NDArray[Any]:
+    """Token ids as an array; the kernel refuses what is none in one of int32."""
     array = np.asarray(tokens)
-    if array.dtype == np.int32 and array.ndim == 1 and array.flags.carray:
-        return array
     if array.ndim != 1:
         raise BadTokenId(f"token ids come as one sequence, not with shape {array.shape}")
-    if len(array) == 0:
-        return np.zeros(0, np.int32)
-    if array.dtype.kind not in "iu":
-        raise BadTokenId(f"token ids are integers, not {array.dtype}")
-    if array.dtype != np.int32:
+    if array.dtype != np.int32 and len(array) > 0:
+        if array.dtype.kind not in "iu":
+            raise BadTokenId(f"token ids are integers, not {array.dtype}")
         _check_range(array)
-    return _as(array, np.int32)
+    return array
 
 
 def _check_range(tokens: NDArray[Any]) -> None:
