@@ -1774,116 +1774,6 @@ def _is_alive(R: Any, G: Any, handle: int) -> bool:
     return 0 < handle < G[G_TREES] and R[handle, R_ALIVE] != 0
 
 
-@_inner
-def _advance(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, tree: int, row: int
-) -> int:
-    """Feed a request what is new in its row; return its status, or -1 where the tables are full."""
-    if not (_is_alive(R, G, tree) and 0 <= row < G[G_ID_ROWS]):
-        return np.int64(BAD_HANDLE)
-    depth = G[G_DEPTH]
-    width = G[G_ID_COLUMNS]
-    window = _window(G, tree)
-    tokens = _int32(G[G_IDS] + 4 * width * row)
-    n = _int32(G[G_COUNTS])[row]
-    fed = R[tree, R_FED]
-    if n < fed or n > width:
-        return np.int64(MISMATCH)
-    for k in range(max(fed - depth, 0), fed):
-        if tokens[k] != window[depth - fed + k]:
-            return np.int64(MISMATCH)
-    if n > fed:
-        if _first_bad(tokens, fed, n) >= 0:
-            return np.int64(BAD_TOKEN)
-        if P is None:
-            _learn(window, G, tokens, fed, n)
-        if n - fed > _feed(
-            S, B, T, C, R, Q, window, G, P, H, tree, tokens, fed, n, True, True
-        ):
-            return np.int64(-1)
-    return np.int64(OK)
-
-
-@_inner
-def _draft_for(
-    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any, i: int, tree: int, context: Any, known: int,
-    at_end: bool, most: int, factor: float, offset: float, min_prob: float, as_tree: bool,
-) -> bool:
-    """Draft up to `most` tokens for request number i of the results; False: the heap is too small.
-
-    context, known and at_end as in `_draft`.
-    """
-    columns = G[G_OUT + 4]
-    n_out = G[G_OUT + 5]
-    info = _int32(G[G_OUT + 2])
-    scores = _float32(G[G_OUT + 3])
-    out_tokens = _int32(G[G_OUT] + 4 * columns * i)
-    out_probs = _float32(G[G_OUT + 1] + 4 * columns * i)
-    length = np.int64(0)
-    match = np.int64(0)
-    if P is None:
-        length, weighed_score, match = _draft_weighed(
-            S, B, R, _window(G, tree), G, tree, context, known, at_end, most, factor, offset,
-            min_prob, out_tokens, out_probs,
-        )
-        scores[i] = np.float32(weighed_score)
-    if P is not None:
-        length, score, match = _draft(
-            S, B, R, G, P, H, tree, context, known, at_end, most, factor, offset, min_prob,
-            as_tree, out_tokens, out_probs,
-        )
-        scores[i] = score
-    info[OUT_LENGTH * n_out + i] = max(length, 0)
-    info[OUT_MATCH * n_out + i] = match
-    return length >= 0
-
-
-@_inner
-def _step(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, n: int, begin: int,
-    factor: float, offset: float, min_prob: float,
-) -> int:
-    """Feed and draft for requests begin to n of a step; see `run`."""
-    handles = _int64(G[G_HANDLES])
-    rows = _int64(G[G_ROWS])
-    limits = _int32(G[G_LIMITS])
-    columns = G[G_OUT + 4]
-    n_out = G[G_OUT + 5]
-    info = _int32(G[G_OUT + 2])
-    scores = _float32(G[G_OUT + 3])
-    if n > n_out:
-        return np.int64(TOO_NARROW)
-    for i in range(n):
-        if limits[i] > G[G_WIDEST]:
-            return np.int64(TOO_NARROW)
-    fetched = begin
-    for i in range(begin, n):
-        if i == fetched:
-            fetched = min(i + FETCH_GROUP, n)
-            if _all_known(R, G, handles, rows, i, fetched):
-                _fetch(S, B, R, G, handles, rows, i, fetched)
-        tree = handles[i]
-        status = _advance(S, B, T, C, R, Q, G, P, H, tree, rows[i])
-        if status < 0:
-            return i
-        info[OUT_STATUS * n_out + i] = status
-        info[OUT_LENGTH * n_out + i] = 0
-        info[OUT_MATCH * n_out + i] = 0
-        scores[i] = np.float32(0.0)
-        if status == OK:
-            window = _window(G, tree)
-            if P is None:
-                window[G[G_DEPTH]] = 0
-            if limits[i] > 0:
-                _draft_for(
-                    S, B, R, G, P, H, i, tree, window, min(R[tree, R_FED], G[G_DEPTH]), True,
-                    min(limits[i], columns), factor, offset, min_prob, False,
-                )
-    if G[G_VERIFY] > 0:
-        _fit_to_load(G, handles, n)
-    return n
-
-
 # -- the entry points: one compiled call from Python -----------------------------------------------
 
 
@@ -1946,6 +1836,7 @@ def _run(
     op: int, G: Any, S: Any, B: Any, P: Any, H: Any, first: int, second: int, begin: int, end: int,
     factor: float, offset: float, min_prob: float,
 ) -> int:
+    """`run` with its tables. All in one: LLVM works through everything again for each caller."""
     T = _int32(G[G_TABLES + 2])
     C = _pairs(G[G_TABLES + 3])
     R = _trees(G[G_TABLES + 4])
@@ -1955,47 +1846,11 @@ def _run(
         ended = G[G_ENDED]
         G[G_ENDED] = R[ended, R_NEXT_ENDED]
         _free_tree(S, C, R, G, ended)
-    if op == STEP:
-        return _step(
-            S, B, T, C, R, Q, G, P, H, first, begin, factor, offset, min_prob
-        )
-    window = _window(G, first)
-    if op == SPECULATE:
-        at_end = True
-        context = window
-        known = min(R[first, R_FED], depth)
-        if second >= 0:
-            at_end = known == second
-            known = min(second, depth)
-            context = _int32(G[G_CONTEXT])
-            for k in range(depth - known, depth):
-                if context[k] != window[k]:
-                    at_end = False
-        if P is None:
-            if at_end:
-                window[depth] = 0
-        return np.int64(_draft_for(
-            S, B, R, G, P, H, np.int64(0), first, context, known, at_end, begin, factor, offset,
-            min_prob, end != 0,
-        ))  # fmt: skip
-    if op in (START, FEED):
-        tokens = _int32(G[G_TEXT])
-        bad = _first_bad(tokens, begin, end)
-        if bad >= 0:
-            return -1 - bad
-        response = op == FEED and second > 0
-        own = op == START or second < 2
-        if P is None:
-            if response and own:
-                _learn(window, G, tokens, begin, end)
-        if op == START:
-            _new_tree(S, B, C, R, G, first)
-            R[first, R_SEQ] = second
-            if second >= 0:
-                Q[second, Q_LEN] = 0
-        return _feed(
-            S, B, T, C, R, Q, window, G, P, H, first, tokens, begin, end, own, response
-        )
+    if op == INIT:
+        _new_tree(S, B, C, R, G, np.int64(0))
+        return np.int64(OK)
+    if op == FREE:
+        return np.int64(OK)
     if op == EVICT:
         left = Q[first, Q_LEN]
         if P is not None:
@@ -2007,9 +1862,139 @@ def _run(
             )
             second -= CHUNK
         return left
-    if op == INIT:
-        _new_tree(S, B, C, R, G, np.int64(0))
-    return np.int64(OK)
+    handles = _int64(G[G_HANDLES])
+    limits = _int32(G[G_LIMITS])
+    rows = _int64(G[G_ROWS])
+    token_ids = G[G_IDS]
+    width = G[G_ID_COLUMNS]
+    columns = G[G_OUT + 4]
+    n_out = G[G_OUT + 5]
+    info = _int32(G[G_OUT + 2])
+    scores = _float32(G[G_OUT + 3])
+    feeding = op in (START, FEED)
+    n = np.int64(1)
+    i = np.int64(0)
+    if op == STEP:
+        n = first
+        i = begin
+        if n > n_out:
+            return np.int64(TOO_NARROW)
+        for j in range(n):
+            if limits[j] > G[G_WIDEST]:
+                return np.int64(TOO_NARROW)
+    fetched = i
+    while i < n:
+        tree = first
+        row = np.int64(0)
+        status = np.int64(OK)
+        if op == STEP:
+            if i == fetched:
+                fetched = min(i + FETCH_GROUP, n)
+                if _all_known(R, G, handles, rows, i, fetched):
+                    _fetch(S, B, R, G, handles, rows, i, fetched)
+            tree = handles[i]
+            row = rows[i]
+            if not (_is_alive(R, G, tree) and 0 <= row < G[G_ID_ROWS]):
+                status = np.int64(BAD_HANDLE)
+        window = _window(G, tree)
+
+        # what is appended: tokens[fed:stop]
+        tokens = _int32(token_ids + 4 * width * row)
+        fed = np.int64(0)
+        stop = np.int64(0)
+        own = True
+        response = op != START
+        if feeding:
+            tokens = _int32(G[G_TEXT])
+            fed = begin
+            stop = end
+            if op == FEED:
+                own = second < 2
+                response = second > 0
+        elif op == STEP and status == OK:
+            fed = R[tree, R_FED]
+            stop = _int32(G[G_COUNTS])[row]
+            if stop < fed or stop > width:
+                status = np.int64(MISMATCH)
+            k = max(fed - depth, 0)
+            while k < fed and status == OK:
+                if tokens[k] != window[depth - fed + k]:
+                    status = np.int64(MISMATCH)
+                k += 1
+        if status == OK and stop > fed:
+            bad = _first_bad(tokens, fed, stop)
+            if bad >= 0:
+                if feeding:
+                    return -1 - bad
+                status = np.int64(BAD_TOKEN)
+        if status == OK:
+            if P is None:
+                if own and response:
+                    _learn(window, G, tokens, fed, stop)
+            if op == START:
+                _new_tree(S, B, C, R, G, tree)
+                R[tree, R_SEQ] = second
+                if second >= 0:
+                    Q[second, Q_LEN] = 0
+            if stop > fed:
+                done = _feed(
+                    S, B, T, C, R, Q, window, G, P, H, tree, tokens, fed, stop, own, response
+                )
+                if feeding:
+                    return done
+                if done < stop - fed:
+                    return i
+        if feeding:
+            return np.int64(0)
+
+        # what is drafted
+        if op == STEP:
+            info[OUT_STATUS * n_out + i] = status
+        info[OUT_LENGTH * n_out + i] = 0
+        info[OUT_MATCH * n_out + i] = 0
+        scores[i] = np.float32(0.0)
+        if status == OK:
+            at_end = True
+            context = window
+            known = min(R[tree, R_FED], depth)
+            most = np.int64(begin)
+            if op == STEP:
+                most = min(limits[i], columns)
+            elif second >= 0:
+                at_end = known == second
+                known = min(second, depth)
+                context = _int32(G[G_CONTEXT])
+                for k in range(depth - known, depth):
+                    if context[k] != window[k]:
+                        at_end = False
+            if P is None:
+                if at_end:
+                    window[depth] = 0
+            if most > 0 or op == SPECULATE:
+                out_tokens = _int32(G[G_OUT] + 4 * columns * i)
+                out_probs = _float32(G[G_OUT + 1] + 4 * columns * i)
+                length = np.int64(0)
+                match = np.int64(0)
+                if P is None:
+                    length, weighed_score, match = _draft_weighed(
+                        S, B, R, window, G, tree, context, known, at_end, most, factor, offset,
+                        min_prob, out_tokens, out_probs,
+                    )
+                    scores[i] = np.float32(weighed_score)
+                if P is not None:
+                    length, score, match = _draft(
+                        S, B, R, G, P, H, tree, context, known, at_end, most, factor, offset,
+                        min_prob, end != 0, out_tokens, out_probs,
+                    )
+                    scores[i] = score
+                if length < 0:
+                    return np.int64(0)
+                info[OUT_LENGTH * n_out + i] = length
+                info[OUT_MATCH * n_out + i] = match
+        i += 1
+    if op == STEP and G[G_VERIFY] > 0:
+        _fit_to_load(G, handles, n)
+    return n
 
 
 def prepare(exact: bool) -> Any:
