@@ -168,19 +168,16 @@ def eviction(contestant: str, tokens: int, limit: int = 1000, length: int = 400)
     gc.collect()
     gc.disable()
     nothing = np.zeros(0, np.int32)
-    base = resident()
-    pauses: list[int] = []
-    pauses_cpu: list[int] = []
-    plateau: list[tuple[int, float, int | None]] = []
     pieces = len(stream) // length
+    pauses = np.ones((pieces, 2), np.int64)  # written to: resident before anything is measured
+    base = resident()
+    plateau: list[tuple[int, float, int | None]] = []
     for number in range(pieces):
         name = str(number)
         before, before_cpu = time.perf_counter_ns(), time.thread_time_ns()
         cache.start(name, nothing)
         after_cpu, after = time.thread_time_ns(), time.perf_counter_ns()
-        if number >= limit:
-            pauses.append(after - before)
-            pauses_cpu.append(after_cpu - before_cpu)
+        pauses[number] = after - before, after_cpu - before_cpu
         cache.append(name, stream[number * length : (number + 1) * length])
         cache.stop(name)
         if number % (pieces // 40) == 0:
@@ -194,7 +191,7 @@ def eviction(contestant: str, tokens: int, limit: int = 1000, length: int = 400)
         "growth_after_full": full[-1][1] / full[0][1],
         "growth_after_full_own_count": full[-1][2] / full[0][2] if full[0][2] else None,
         "eviction_us": {
-            "wall": percentiles(np.array(pauses)), "processor": percentiles(np.array(pauses_cpu))
+            "wall": percentiles(pauses[limit:, 0]), "processor": percentiles(pauses[limit:, 1])
         },
     }  # fmt: skip
 

@@ -1998,11 +1998,12 @@ def _run(
 
 
 def prepare(exact: bool) -> Any:
-    """The entry point of a mode: compiled, or loaded from the cache, for these types alone."""
+    """The entry point of a mode: compiled, or loaded from the cache.
+
+    It is called without Numba's dispatcher, which looks at the type of every argument.
+    """
     signature = (*[types.int64] * 6, *[types.float64] * 3)
     kernel: Any = run_exact if exact else run
-    if signature not in kernel.signatures:
-        kernel.disable_compile(False)
+    if signature not in kernel.overloads:
         kernel.compile(signature)
-        kernel.disable_compile(True)
-    return kernel
+    return kernel.overloads[signature].entry_point
