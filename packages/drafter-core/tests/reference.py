@@ -86,7 +86,7 @@ class Tree:
         while len(tokens) < most:
             word = word[max(0, len(word) - self.depth + 1) :]  # room for one more token
             node = self.nodes[word]
-            if node.first < 0 or not word:
+            if node.first < 0 or not word or (shared and node.first >= 2**30):
                 break
             length, chosen = matched + len(tokens), node.children[node.first]
             cell = cell_of(shared, length, node.count, chosen, len(tokens))
@@ -188,7 +188,8 @@ class ReferenceDrafter:
         self._feed(request_id, tokens)
         if request_id in self.teaching:
             if not self.responses[request_id]:  # the end of the prompt leads to the response
-                tokens = [*before, *tokens]
+                marked = [token + 2**30 for token in before]
+                tokens = [*(marked if max(marked, default=0) < 2**31 - 1 else []), *tokens]
             for token in tokens:
                 self.tree.add(self.responses[request_id], token)
                 self.responses[request_id].append(token)
@@ -210,6 +211,8 @@ class ReferenceDrafter:
         cells: list[tuple[int, ...]] = []
         for shared, tree in enumerate([self.local[request_id], self.tree]):
             tried, before = 0, -1
+            if shared and request_id in self.teaching and self.responses[request_id]:
+                context = self.responses[request_id][-self.depth :]
             for length in range(min(len(context), self.depth - 1), 0, -1):
                 word = tuple(context[len(context) - length :])
                 node = tree.nodes.get(word)

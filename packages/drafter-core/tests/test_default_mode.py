@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,9 +39,41 @@ def test_a_prompt_is_remembered_by_its_end_only_and_once_it_was_answered() -> No
     assert drafter.stats().cached_tokens == 0
     drafter.append("a", ANSWER[:2])
     drafter.append("a", ANSWER[2:3])
-    assert drafter.cached_response("a").tolist() == [*QUESTION[-4:], *ANSWER[:3]]
+    marked = [token + 2**30 for token in QUESTION[-4:]]
+    assert drafter.cached_response("a").tolist() == [*marked, *ANSWER[:3]]
     drafter.evict_cached_response("a")
     assert drafter.stats().cached_tokens == 0
+
+
+def test_what_only_prompts_contain_is_not_drafted_from_the_global_tree() -> None:
+    drafter = SuffixDrafter(8)
+    for number in range(5):
+        answered(drafter, number)
+    drafter.start_request("new", [])
+    drafter.append("new", QUESTION[:2])
+    assert drafter.draft("new", 8).token_ids == []
+    drafter.append("new", ANSWER[:2])
+    assert drafter.draft("new", 8).token_ids[:1] == ANSWER[2:3]
+
+
+@pytest.mark.parametrize("last", [2**30 - 2, 2**30 - 1, 2**30, 2**31 - 2])
+def test_prompts_that_end_with_the_highest_ids_are_not_remembered(last: int) -> None:
+    drafter = SuffixDrafter(8)
+    drafter.start_request("a", [*QUESTION, last])
+    drafter.append("a", ANSWER)
+    remembered = drafter.cached_response("a")[: -len(ANSWER)].tolist()
+    assert remembered == ([] if last > 2**30 - 2 else [t + 2**30 for t in [*QUESTION, last]][-8:])
+
+
+def test_exact_mode_takes_no_prompts_from_a_snapshot(tmp_path: Path) -> None:
+    default, exact = SuffixDrafter(8), SuffixDrafter(8, exact=True)
+    answered(default, "a")
+    default.save(tmp_path / "snapshot")
+    exact.load(tmp_path / "snapshot")
+    assert exact.stats().cached_tokens == len(ANSWER)
+    again = SuffixDrafter(8)
+    again.load(tmp_path / "snapshot")
+    assert again.stats().cached_tokens == default.stats().cached_tokens
 
 
 def test_among_equals_the_successor_that_came_first_is_drafted() -> None:

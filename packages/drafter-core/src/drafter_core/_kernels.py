@@ -125,6 +125,10 @@ MEMORY = 4096
 LEVELS = 64
 """Steps of probability in which drafted tokens are weighed against the load."""
 
+LEAD = 1 << 30
+"""Added to the tokens of a prompt that come before its response in the global tree: a response may
+follow them, but no context of real tokens meets them, and they are never drafted."""
+
 CHUNK = 64
 """States per state chunk, tokens per text chunk."""
 
@@ -1030,9 +1034,9 @@ def _feed(
 ) -> int:
     """Append checked tokens to a request's own tree, and to the global one as its response.
 
-    In default mode the end of the prompt comes before the response in the global tree, so that the
-    same question finds the same answer from its first token on. Returns how many fitted into the
-    tables.
+    In default mode the end of the prompt, marked by LEAD, comes before the response in the global
+    tree, so that the same question finds the same answer from its second token on. Returns how many
+    fitted into the tables.
     """
     depth = G[G_DEPTH]
     seq = R[tree, R_SEQ] if response else np.int64(-1)
@@ -1041,9 +1045,12 @@ def _feed(
     if P is None:
         if seq >= 0 and R[tree, R_LEAD] >= 0 and end > begin:
             lead = min(R[tree, R_FED], depth)
+            for k in range(depth - lead, depth):
+                if W[k] >= LEAD - 1:  # cannot be marked
+                    lead = np.int64(0)
             done = R[tree, R_LEAD]
             while done < lead and _has_room(G):
-                token = W[depth - lead + done]
+                token = W[depth - lead + done] + LEAD
                 shared = _extend(S, B, C, R, G, P, H, np.int64(0), shared, token)
                 _store_token(T, C, Q, G, seq, token)
                 done += 1
@@ -1329,14 +1336,15 @@ def _global_match(
 ) -> tuple[int, int]:
     """State and length of the longest match in the global tree.
 
-    It is the end of the response where that is as long as a match may be, or is all the response
-    and occurs nowhere else: then nothing longer occurs either.
+    It is the end of the response (in default mode, of the prompt and the response) where that is as
+    long as a match may be, or there is no more context, or it occurs nowhere else: then nothing
+    longer occurs either.
     """
     depth = G[G_DEPTH]
     if at_end and R[tree, R_SEQ] >= 0:
         v = R[tree, R_GSTATE]
         length = R[tree, R_RLEN]
-        if length >= depth or (length > 0 and S[v, COUNT] == 1):
+        if length >= depth or (length > 0 and (G[G_EXACT] == 0 or S[v, COUNT] == 1)):
             return v, min(length, depth)
     return _match(S, B, R[0, R_ROOT], depth, context, known)
 
@@ -1463,7 +1471,8 @@ def _weighed_path(
 ) -> tuple[int, int, float]:
     """Follow first edges from v while it is probable enough that all of them are right.
 
-    Where a word has reached the full depth, its first token is dropped to go on. Behind `cap`
+    Where a word has reached the full depth, its first token is dropped to go on. From the global
+    tree no token of a prompt is drafted, nor one that looks as if marked so. Behind `cap`
     tokens the path must be at least `least_beyond` probable. Returns its length, the same with the
     token that was not probable enough, if there was one, and the score.
     """
@@ -1473,7 +1482,8 @@ def _weighed_path(
     w = v
     while n < most:
         w = _extendable(S, G, w)
-        if S[w, TOK] < 0 or S[w, LINK] < 0:
+        token = S[w, TOK]
+        if token < 0 or S[w, LINK] < 0 or (shared == 1 and token >= LEAD):
             break
         d = S[w, DST]
         count = S[w, COUNT]
@@ -1483,7 +1493,7 @@ def _weighed_path(
         at = HEADER_FIELDS + 2 * cell
         prior = chosen / (count + DOUBT / length)
         prob *= (G[at + 1] + PRIOR * prior) / (G[at] + PRIOR)
-        tokens[n] = S[w, TOK]
+        tokens[n] = token
         probs[n] = prob
         cells[n] = cell
         if not prob >= (least if n < cap else least_beyond):

@@ -443,7 +443,8 @@ class SuffixDrafter:
     def cached_response(self, request_id: Hashable) -> NDArray[np.int32]:
         """The tokens that the cache holds of a response, int32 [n]: a copy.
 
-        In default mode the end of its prompt, up to `max_depth` tokens, comes first.
+        In default mode the end of its prompt, up to `max_depth` tokens, comes first, each with
+        2**30 added; it is left out where the prompt ends with token ids that high.
 
         Raises:
             UnknownRequest: there is no cached response of this id.
@@ -487,6 +488,8 @@ class SuffixDrafter:
             room = max(self._max_cached - len(self._sequences), 0)
             texts = texts[max(len(texts) - room, 0) :]
         for text in texts:
+            if self._exact:  # which has no use for the ends of prompts
+                text = text[(text >= k.LEAD).cumprod().sum() :]
             handle = self._take_handle()
             sequence = self._take_sequence()
             self._run(k.START, handle, sequence)
