@@ -202,7 +202,7 @@ class Soak:
             "requests": self.requests,
             "errors": self.errors,
             "samples": self.samples,
-            "probes": [{"at": probe["at"], "took": probe["took"]} for probe in self.probes],
+            "probes": self.probes,
             "changed": sum(probe["text"] != self.probes[0]["text"] for probe in self.probes),
             "faults": self.server.metric("vllm_drafter_faults_total"),
         }
@@ -213,16 +213,22 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="the file of numbers to write")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="without speculation: whether vLLM's own answers change under this load",
+    )
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     config = {"method": "suffix", "suffix_decoding_max_cached_requests": CACHED}
+    speculation = () if options.plain else ("--speculative-config", json.dumps(config))
     with tempfile.TemporaryDirectory() as folder:
         print("starting the server (about a minute)", flush=True)
         server = start_server(
             Path(folder),
             model_path("DRAFTER_MODEL", "smollm2-135m"),
             *("--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "512"),
-            *("--speculative-config", json.dumps(config)),
+            *speculation,
         )
         try:
             soak = Soak(server, options.minutes)
