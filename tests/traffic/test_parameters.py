@@ -39,12 +39,10 @@ PEOPLE = [
     chat(f"Describe a {who} as JSON with name, age, town and friends.")
     for who in ("teacher", "sailor")
 ]
-# No logit_bias and no min_p: vLLM refuses them with speculation of any method.
+# No logit_bias and no min_p: vLLM refuses them with speculation. No temperature, hence no n: what
+# vLLM's CPU build accepts at one is wrong, whoever drafts (docs/traffic.md).
 PHASES = {
     "plain": ask([*COPIES, *EDITS]),
-    # Greedy takes no n: of one candidate, all samples are the best one. Not by top_k: where no
-    # request of a step has a draft, vLLM 0.32.0's CPU runner fails over it, whoever drafts.
-    "four samples": ask(EDITS[:2], n=4, temperature=1.0, top_p=1e-6),
     "stop strings": ask([*COPIES, *EDITS], stop=["day", "beans", " twice", "return", "the even"]),
     "stop strings kept": ask(COPIES, stop=["day", "beans"], include_stop_str_in_output=True),
     "stop token ids": ask([*COPIES, EDITS[0]], stop_token_ids=[253, 284, 30]),
@@ -78,11 +76,6 @@ def texts(pair: Pair, phase: str) -> list[str]:
 )
 def test_tokens_are_those_without_speculation(pair, phase):
     pair.check(phase, "text")
-
-
-def test_four_samples_of_one_prompt(pair):
-    pair.check("four samples", "text")
-    assert [len(samples) for samples in pair.drafting["four samples"].samples.values()] == [4] * 2
 
 
 def test_a_stop_string_ends_the_text_where_it_would_have_ended(pair):
