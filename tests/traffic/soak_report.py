@@ -56,7 +56,7 @@ Latency by kind of request, over the whole run, in seconds:
 
 
 CHANGED = """
-Most of the probe's answers were not the first one's because a greedy request beside requests at a
+Answers of the probe that were not the first one's: a greedy request beside requests at a
 temperature comes out wrong in vLLM 0.32.0 for the CPU, with its own ngram drafter and without this
 plugin too: see [traffic.md](traffic.md).
 """
