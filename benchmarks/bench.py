@@ -1,8 +1,9 @@
 """Speed, memory and start-up of drafter_core beside arctic-inference, as ratios from one run.
 
-Steps, prompts and stops are timed alternating in this process; memory, growth, pauses, eviction and
-start-up in a child process per contestant. Prints tables, writes JSON and, with `--report`, the
-committed page. Sets no threshold: it measures. `nox -s bench` runs it.
+Steps, prompts and stops are timed alternating in this process, steps with one of ours at a time;
+memory, growth, pauses, eviction and start-up in a child process per contestant. Prints tables,
+writes JSON and, with `--report`, the committed page. Sets no threshold: it measures. `nox -s bench`
+runs it.
 """
 
 from __future__ import annotations
@@ -72,20 +73,22 @@ def steps_with(size: int, quick: bool, clock: str, progress: Progress) -> list[S
     """Every trace, every batch size, with `size` tokens cached."""
     traces = [code_edits(max_tokens=8192), *spec_bench()]
     share = 10 if quick else 1
-    total = len(traces) * sum(STEPS[batch] // share for batch in BATCHES)
+    total = len(OURS) * len(traces) * sum(STEPS[batch] // share for batch in BATCHES)
     bar = progress.add_task("steps", total=total)
     caches = contestants(traces[0].max_tree_depth)
     cached = fill(caches, unchanged_files(), size)
+    peer, *ours = caches
     results = []
     for trace in traces:
         for batch in BATCHES:
             progress.update(bar, description=f"{trace.name}, batch {batch}, {cached:,} cached")
-            results.append(
+            result = StepTimes(trace.name, batch, cached)
+            for one in ours:
                 time_steps(
-                    caches, trace, batch, STEPS[batch] // share, cached,
+                    peer, one, trace, batch, STEPS[batch] // share, result,
                     lambda: progress.advance(bar), CLOCKS[clock],
-                )
-            )  # fmt: skip
+                )  # fmt: skip
+            results.append(result)
     return results
 
 
@@ -283,8 +286,8 @@ def markdown(measured: dict[str, Any]) -> str:
         f"Written by `nox -s bench`: arctic-inference {version('arctic-inference')}, numba "
         f"{version('numba')}, numpy {version('numpy')}, Python {platform.python_version()}, "
         f"{os.cpu_count()} processors ({platform.machine()}). Ratios are of medians, ours and the "
-        "peer's taken in turn in one process. The code-edit trace is every file of vLLM that "
-        f"changed from {OLD} to {NEW}; Spec-Bench is replayed on its reference answers. Cached "
+        "peer's taken in turn in one process, one of ours at a time. The code-edit trace is every "
+        f"file of vLLM that changed from {OLD} to {NEW}; Spec-Bench is replayed on its reference answers. Cached "
         "tokens are code that the traces do not contain. *Lists*: exact mode, from request ids to "
         "lists of token ids. *Arrays*: exact mode, from the runner's arrays to an int32 block. "
         "*Default*: arrays, default mode.",
@@ -313,7 +316,7 @@ def plain(value: Any) -> Any:
             "trace": value.trace, "batch": value.batch, "cached_tokens": value.cached_tokens,
             "tokens_per_request": sum(value.accepted) / len(value.accepted),
             "different_drafts": value.different_drafts,
-            "median_us": {name: value.microseconds(name) for name in value.nanoseconds},
+            "median_us": {name: value.microseconds(name) for name in ("peer", *OURS)},
             "ratio": {name: value.ratio(name) for name in OURS},
         }  # fmt: skip
     if isinstance(value, PromptTimes):

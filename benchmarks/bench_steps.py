@@ -1,8 +1,8 @@
-"""Times a step of the runner with ours and the peer, alternating in one process.
+"""Times a step of the runner with the peer and one of ours, alternating in one process.
 
 A step appends the tokens that were accepted since the last one and drafts, for every request of the
-batch. The responses are known, so all contestants see the same tokens: what is accepted follows
-from the peer's draft. Knows the two drafters' interfaces; knows nothing of reports.
+batch. The responses are known, so both see the same tokens: what is accepted follows from the
+peer's draft. Knows the two drafters' interfaces; knows nothing of reports.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, cycle, islice
+from operator import ne
 from statistics import median
 from typing import Any
 
@@ -27,22 +28,28 @@ CLOCKS = {"wall": time.perf_counter_ns, "processor": time.thread_time_ns}
 
 @dataclass
 class StepTimes:
-    """One configuration: nanoseconds per step and contestant, for steps with a full batch."""
+    """One configuration: nanoseconds per step of ours and of the peer's in turn with it.
+
+    By the name of ours, for steps with a full batch.
+    """
 
     trace: str
     batch: int
     cached_tokens: int
     accepted: list[int] = field(default_factory=list)
-    nanoseconds: dict[str, list[int]] = field(default_factory=dict)
+    ours: dict[str, list[int]] = field(default_factory=dict)
+    peers: dict[str, list[int]] = field(default_factory=dict)
     different_drafts: int = 0
 
     def microseconds(self, contestant: str) -> float:
-        """Median per step."""
-        return median(self.nanoseconds[contestant]) / 1000
+        """Median per step; of the peer, over all that it ran in turn with."""
+        if contestant == "peer":
+            return median(chain.from_iterable(self.peers.values())) / 1000
+        return median(self.ours[contestant]) / 1000
 
     def ratio(self, contestant: str) -> float:
         """How many times as long the peer's median step takes."""
-        return self.microseconds("peer") / self.microseconds(contestant)
+        return median(self.peers[contestant]) / median(self.ours[contestant])
 
 
 class Peer:
@@ -96,6 +103,7 @@ class Ours:
     def __init__(self, name: str, depth: int, lists: bool, **settings: Any) -> None:
         self.name = name
         self.lists = lists
+        self.exact: bool = settings.get("exact", False)
         self.drafter = SuffixDrafter(depth, -1, **settings)
 
     def start(self, name: str, prompt: Tokens) -> None:
@@ -143,12 +151,12 @@ class Board:
 
 
 def time_steps(
-    contestants: Sequence[Peer | Ours], trace: Trace, batch: int, steps: int, cached_tokens: int,
+    peer: Peer, ours: Ours, trace: Trace, batch: int, steps: int, result: StepTimes,
     tick: Callable[[], None], now: Callable[[], int],
-) -> StepTimes:  # fmt: skip
-    """Serve the trace at a constant batch size and time `steps` steps of every contestant."""
-    result = StepTimes(trace.name, batch, cached_tokens)
-    result.nanoseconds = {contestant.name: [] for contestant in contestants}
+) -> None:  # fmt: skip
+    """Serve the trace at a constant batch size; add `steps` steps of both to the result."""
+    contestants = (peer, ours)
+    times: dict[str, list[int]] = {"peer": [], ours.name: []}
     width = max(len(r.prompt) + len(r.response) for r in trace.requests) + 1
     board = Board(batch, width)
     incoming = endless(trace)
@@ -157,20 +165,19 @@ def time_steps(
         started.append(begin(contestants, board, row, next(incoming)))
     warm_up = max(3, steps // 20)
     for number in range(warm_up + steps):
-        board.handles = {c.name: c.handles(board.names) for c in contestants if isinstance(c, Ours)}
+        board.handles = {ours.name: ours.handles(board.names)}
         outcome: dict[str, Any] = {}
-        first = number % len(contestants)
-        for contestant in (*contestants[first:], *contestants[:first]):
+        for contestant in contestants if number % 2 else contestants[::-1]:
             before = now()
             drafts = contestant.step(board, trace)
             after = now()
             outcome[contestant.name] = drafts
             if number >= warm_up:
-                result.nanoseconds[contestant.name].append(after - before)
+                times[contestant.name].append(after - before)
         drafts = outcome["peer"]
-        result.different_drafts += sum(
-            draft != wanted for draft, wanted in zip(outcome["lists"], drafts, strict=True)
-        )
+        if ours.exact:
+            found = outcome[ours.name] if ours.lists else outcome[ours.name].tolist()
+            result.different_drafts += sum(map(ne, found, drafts))
         for row, draft in enumerate(drafts):
             if not accept(board, row, draft):
                 for contestant in contestants:
@@ -184,7 +191,8 @@ def time_steps(
     for name in started:
         for contestant in contestants:
             contestant.evict(name)
-    return result
+    result.peers[ours.name] = times["peer"]
+    result.ours[ours.name] = times[ours.name]
 
 
 def endless(trace: Trace) -> Iterator[Request]:
