@@ -56,9 +56,10 @@ Latency by kind of request, over the whole run, in seconds:
 
 
 CHANGED = """
-Answers of the probe that were not the first one's: a greedy request beside requests at a
-temperature comes out wrong in vLLM 0.32.0 for the CPU, with its own ngram drafter and without this
-plugin too: see [traffic.md](traffic.md).
+Answers of the probe that were not the first one's are what a greedy request beside requests at a
+temperature gets in vLLM 0.32.0 for the CPU, with its own ngram drafter and without this plugin too:
+see [traffic.md](traffic.md). The run does not tell whether each of them was of that kind; the same
+with `--plain`, without speculation, is there to compare.
 """
 
 
