@@ -289,8 +289,8 @@ def markdown(measured: dict[str, Any]) -> str:
         "peer's taken in turn in one process, one of ours at a time. The code-edit trace is every "
         f"file of vLLM that changed from {OLD} to {NEW}; Spec-Bench is replayed on its reference "
         "answers. Cached tokens are code that the traces do not contain. *Lists*: exact mode, from "
-        "request ids to lists of token ids. *Arrays*: exact mode, from the runner's arrays to an int32 block. "
-        "*Default*: arrays, default mode.",
+        "request ids to lists of token ids. *Arrays*: exact mode, from the runner's arrays to an "
+        "int32 block. *Default*: arrays, default mode.",
         "",
         "| part | measured | clock | load of the machine, before and after |",
         "| --- | --- | --- | --- |",
