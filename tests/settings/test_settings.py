@@ -56,8 +56,10 @@ def test_by_default_what_was_answered_is_drafted_for_the_same_question(
 
 
 def test_with_nothing_shared_the_same_question_gains_nothing(nothing_shared: EngineResult) -> None:
-    assert accepted(nothing_shared, "first") > 0
-    assert accepted(nothing_shared, "again") == accepted(nothing_shared, "first")
+    first, again = accepted(nothing_shared, "first"), accepted(nothing_shared, "again")
+    assert first > 0
+    # Not one token of another request, but how probable drafts are is learned from all of them.
+    assert abs(again - first) <= 0.05 * first
 
 
 def test_with_the_shim_vllms_own_proposer_drafts_with_ours(shim: EngineResult) -> None:
