@@ -108,6 +108,14 @@ def test_handles_rows_and_limits_of_other_numbers_are_refused() -> None:
     assert drafter.step(*batch.arguments, 4).tolist() == [[5, 6, 7, 8]] * 2
 
 
+def test_what_was_refused_once_is_refused_again() -> None:
+    drafter = SuffixDrafter(8)
+    batch = Rows(drafter, [COPY])
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError)):
+            drafter.step(*batch.arguments, 4, 1.0, 0.0, "much")  # type: ignore[arg-type]
+
+
 def test_handles_come_in_the_order_of_the_ids_and_only_of_active_requests() -> None:
     drafter = SuffixDrafter(8)
     given = {name: drafter.start_request(name, [1]) for name in "abc"}

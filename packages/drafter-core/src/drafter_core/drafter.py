@@ -618,16 +618,17 @@ class SuffixDrafter:
         n, max_tokens, factor, offset, min_prob = plan
         if n > len(self._inputs.handles):
             self._use_inputs(_Inputs(2 * n))
+        self._plan = None  # until all of it was found to be right
         self._bind(n, rows, token_ids, num_tokens)
-        self._plan = None if isinstance(max_tokens, np.ndarray) else plan
-        limits = self._inputs.limits
-        if self._plan is None and len(max_tokens) < n:
+        for_each = isinstance(max_tokens, np.ndarray)
+        if for_each and len(max_tokens) < n:
             raise BadSetting(f"{n} handles need as many max_tokens, not {len(max_tokens)}")
-        limits[:n] = np.clip(max_tokens if self._plan else max_tokens[:n], 0, _LONGEST)
+        self._inputs.limits[:n] = np.clip(max_tokens[:n] if for_each else max_tokens, 0, _LONGEST)
         slope = float(_bounded(factor)), float(_bounded(offset))
         if slope != self._settings[:2]:
             self._header[k.G_WIDEST] = -1
         self._settings = (*slope, float(min_prob))
+        self._plan = None if for_each else plan
 
     def _bind(self, n: int, rows: Any, token_ids: Any, num_tokens: Any) -> None:
         """Tell the kernels where the arrays of a step are, and keep these as long as they do."""
