@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from engines import SUFFIX, EngineResult, Server, model_path, run_engine, start_engine, start_server
+from engines import SUFFIX, EngineResult, model_path, run_engine, start_engine, start_server
 from prompts import EDITS, GREEDY
+
+from drafter_core import SuffixDrafter
 
 TWO_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
@@ -96,39 +99,72 @@ def test_two_restarted_workers_answer_the_same_in_fewer_steps(two_workers):
     assert second.runs["greedy"]["steps"] < first.runs["greedy"]["steps"]
 
 
-@pytest.fixture(scope="module")
-def two_replicas(folder: Path) -> Server:
-    """A server of two replicas that are given the same file, which has ended."""
+# --- servers, which vLLM ends by killing its workers ----------------------------------------------
+
+
+def serve_and_stop(folder: Path, name: str, *arguments: str, wait: int, **changes: str) -> str:
+    """The log of a server that answered, and was stopped when it had saved `wait` answers."""
+    path = folder / f"cache-of-{name}"
     server = start_server(
-        folder / "replicas",
+        folder / name,
         model_path("DRAFTER_MODEL_TP", "tiny-llama"),
-        *("--data-parallel-size", "2", "--dtype", "float32"),
-        *("--speculative-config", json.dumps(SUFFIX)),
-        VLLM_DRAFTER_SNAPSHOT=str(folder / "cache-of-replicas"),
-        **TWO_CORES,
+        *("--dtype", "float32", "--speculative-config", json.dumps(SUFFIX)),
+        *arguments,
+        VLLM_DRAFTER_SNAPSHOT=str(path),
+        **changes,
     )
     try:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda prompt: _ask(server.url, prompt), EDITS[:8]))
         server.wait_until_idle()
+        until = time.monotonic() + 30
+        while saved(path) < wait and time.monotonic() < until:
+            time.sleep(0.1)
     finally:
         server.stop()
-    return server
+    return server.log.read_text()
+
+
+def saved(path: Path) -> int:
+    return SuffixDrafter().load(path) if path.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def two_replicas(folder: Path) -> str:
+    """Two replicas that are given the same file."""
+    return serve_and_stop(folder, "replicas", "--data-parallel-size", "2", wait=1, **TWO_CORES)
 
 
 def _ask(url: str, prompt: str) -> None:
-    body = {"model": "model", "prompt": prompt, "max_tokens": 32, "temperature": 0.0}
+    body = {"model": "model", "prompt": prompt, "max_tokens": 32, "ignore_eos": True}
     asked = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     urllib.request.urlopen(asked, timeout=300).read()
 
 
-def test_of_two_replicas_one_saves_the_file_and_the_other_says_that_it_does_not(
+def test_of_two_replicas_one_saves_its_answers_and_the_other_says_that_it_does_not(
     two_replicas, folder
 ):
-    log = two_replicas.log.read_text()
-    assert log.count("another process writes") == 1
-    assert log.count("vllm-drafter: saved ") == 1
+    assert two_replicas.count("another process writes") == 1
+    assert "was not written" not in two_replicas
+    assert 0 < saved(folder / "cache-of-replicas") < 8
+
+
+def test_a_server_that_is_idle_has_saved_all_answers_before_it_is_stopped(folder):
+    log = serve_and_stop(folder, "idle", wait=8)
     assert "was not written" not in log
-    assert (folder / "cache-of-replicas").is_file()
+    assert saved(folder / "cache-of-idle") == 8
+
+
+def test_a_server_with_time_to_shut_down_saves_at_its_end(folder):
+    # No save while it serves: what is there was saved at the end.
+    log = serve_and_stop(
+        folder,
+        "ended",
+        *("--shutdown-timeout", "20"),
+        wait=0,
+        VLLM_DRAFTER_SNAPSHOT_MINUTES="0",
+    )
+    assert "saved 8 responses" in log
+    assert saved(folder / "cache-of-ended") == 8

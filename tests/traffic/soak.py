@@ -7,6 +7,9 @@ samples, JSON by a schema, logprobs, and hang up in the middle of streams. One m
 same question every ten seconds and compares the answer with the first one. Every five seconds the
 memory of each process and the drafter's own metrics are written down. `soak_report.py` makes a
 report of it. Exit code 1: a request failed, an answer changed, or the drafter met a fault.
+
+Some ask at a temperature, beside which vLLM's CPU build gets greedy requests wrong, whoever drafts:
+the server runs with its sampler mended (`mended/`), or no answer could be compared.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ sys.path.insert(0, str(HERE.parent / "engine"))
 
 from engines import Server, model_path, start_server  # noqa: E402
 from prompts import COPIES, EDITS, EXTRACTS, LONG, OPEN  # noqa: E402
+from traffic import MENDED  # noqa: E402
 
 CACHED = 100
 """Responses in the cache: it is full after some minutes, and evicts from then on."""
@@ -188,10 +192,14 @@ class Soak:
             time.sleep(15)
             print(
                 f"{self.now() / 60:.1f} min: {len(self.requests)} requests, "
-                f"{len(self.errors)} errors, {len(self.probes)} probes",
+                f"{len(self.errors)} errors, {len(self.probes)} probes, {self.changed()} changed",
                 flush=True,
             )
         self.server.wait_until_idle(120)
+
+    def changed(self) -> int:
+        """How many answers to the probe are not the first one."""
+        return sum(probe["text"] != self.probes[0]["text"] for probe in self.probes)
 
     def result(self, minutes: float, clients: int) -> dict[str, Any]:
         return {
@@ -203,7 +211,7 @@ class Soak:
             "errors": self.errors,
             "samples": self.samples,
             "probes": self.probes,
-            "changed": sum(probe["text"] != self.probes[0]["text"] for probe in self.probes),
+            "changed": self.changed(),
             "faults": self.server.metric("vllm_drafter_faults_total"),
         }
 
@@ -229,6 +237,7 @@ def main() -> int:
             model_path("DRAFTER_MODEL", "smollm2-135m"),
             *("--dtype", "float32", "--max-num-seqs", "8", "--max-num-batched-tokens", "512"),
             *speculation,
+            PYTHONPATH=MENDED,
         )
         try:
             soak = Soak(server, options.minutes)

@@ -38,7 +38,10 @@ client asks the same every ten seconds and compares the answers.
 | tokens drafted, accepted | {drafted:.0f}, {accepted:.0f} ({rate:.0%}) |
 | time in drafting, of all time | {share:.2%} |
 | cores, and the machine's load average, median | {cores}, {load:.1f} |
-{note}
+
+Some of these ask at a temperature, beside which vLLM 0.32.0 for the CPU gets greedy requests wrong,
+whoever drafts: the server ran with that mended ([traffic.md](traffic.md)).
+
 Three parts of the same length, sizes at their ends; the first one fills the cache:
 
 | part | worker's RSS | drafter | cached | evicted | probe, median | probe, slowest |
@@ -52,14 +55,6 @@ Latency by kind of request, over the whole run, in seconds:
 {kinds}
 
 ![Memory and latency over time]({plot})
-"""
-
-
-CHANGED = """
-Answers of the probe that were not the first one's are what a greedy request beside requests at a
-temperature gets in vLLM 0.32.0 for the CPU, with its own ngram drafter and without this plugin too:
-see [traffic.md](traffic.md). The run does not tell whether each of them was of that kind; the same
-with `--plain`, without speculation, is there to compare.
 """
 
 
@@ -170,7 +165,6 @@ def main(numbers: Path, page: Path) -> None:
             cores=run["cores"],
             load=statistics.median(sample["load"] for sample in run["samples"]),
             parts=parts(run),
-            note=CHANGED if run["changed"] else "",
             kinds=kinds(run),
             plot=drawn.name,
         )

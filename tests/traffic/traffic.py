@@ -17,6 +17,8 @@ from engines import SUFFIX, environment
 
 HERE = Path(__file__).parent
 RUN_SECONDS = 900
+MENDED = str(HERE / "mended")
+"""On PYTHONPATH, it mends what vLLM's CPU build gets wrong at a temperature."""
 
 Request = dict[str, Any]
 
@@ -53,11 +55,14 @@ class Pair:
     drafting: dict[str, Phase]
     log: str
 
-    def check(self, phase: str, *names: str) -> None:
-        """AssertionError unless every sample is the same with drafts, and some were accepted."""
+    def check(self, phase: str, *names: str, but: Sequence[str] = ()) -> None:
+        """AssertionError unless every sample is the same with drafts, and some were accepted.
+
+        What is said to the requests of the keys `but` may differ.
+        """
         expected = self.plain[phase].told("token_ids", "finish_reason", "stop_reason", *names)
         found = self.drafting[phase].told("token_ids", "finish_reason", "stop_reason", *names)
-        differ = [key for key in expected if found[key] != expected[key]]
+        differ = [key for key in expected if found[key] != expected[key] and key not in but]
         assert not differ, "\n".join(
             f"{key}: without speculation {expected[key]}\nwith drafts {found[key]}"
             for key in differ[:5]
@@ -68,12 +73,15 @@ class Pair:
 
 
 def run_pair(
-    folder: Path, engine: Mapping[str, Any], phases: Mapping[str, Sequence[Request]]
+    folder: Path,
+    engine: Mapping[str, Any],
+    phases: Mapping[str, Sequence[Request]],
+    **changes: str,
 ) -> Pair:
-    """Run the phases on both engines, one after the other."""
-    plain, _ = run_traffic(folder / "plain", engine, phases)
+    """Run the phases on both engines, one after the other; `changes` are environment variables."""
+    plain, _ = run_traffic(folder / "plain", engine, phases, **changes)
     drafting, log = run_traffic(
-        folder / "drafting", {**engine, "speculative_config": SUFFIX}, phases
+        folder / "drafting", {**engine, "speculative_config": SUFFIX}, phases, **changes
     )
     return Pair(plain, drafting, log)
 

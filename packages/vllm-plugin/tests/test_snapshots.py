@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+import threading
 import time
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import pytest
 from batches import COPYABLE, Batch, vllm_config
 from own_process import answer_once
 
+from drafter_core import SuffixDrafter
 from vllm_drafter.custom_class import CustomClassProposer
 from vllm_drafter.proposer import TokensPerStepProposer
 from vllm_drafter.settings import SettingError, read_settings
-from vllm_drafter.snapshots import RESPONSES_PER_STEP
+from vllm_drafter.snapshots import RESPONSES_AT_ONCE
 from vllm_drafter.stamps import Role
 
 
@@ -105,31 +108,95 @@ def test_settings_that_contradict_it_stop_the_start(tmp_path, other):
         read_settings({"VLLM_DRAFTER_SNAPSHOT": str(tmp_path / "cache"), name: value})
 
 
-def saved_while_serving(proposer: TokensPerStepProposer, path: Path, steps: int) -> int:
-    """Take steps that have nothing to do until the file appears; return how many it took."""
-    batch = Batch()
-    batch.add("other", [1])
-    for step in range(steps):
-        proposer.propose(8, batch, batch.sample({"other": [5]}))
-        writing = proposer.loop._keeper._writing
-        if writing is not None:
-            writing.join()
-            return step
-    raise AssertionError("nothing was written")
+def wait_for(path: Path, seconds: float) -> bool:
+    """Whether the file appears within so many seconds."""
+    until = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    return path.exists()
+
+
+def loaded(path: Path) -> int:
+    drafter = SuffixDrafter()
+    return drafter.load(path)
+
+
+def go_on(proposer: TokensPerStepProposer, path: Path) -> None:
+    """Take steps without a pause until the file appears, for at most 20 seconds."""
+    until = time.monotonic() + 20
+    for i in itertools.count():
+        answer(proposer, f"more {i}")
+        time.sleep(0.01)
+        if path.exists():
+            return
+        assert time.monotonic() < until, "nothing was written"
 
 
 def test_it_is_saved_while_the_engine_serves(path, monkeypatch):
-    monkeypatch.setenv("VLLM_DRAFTER_SNAPSHOT_MINUTES", "0.0005")
+    monkeypatch.setenv("VLLM_DRAFTER_SNAPSHOT_MINUTES", "0.01")
+    monkeypatch.setattr("vllm_drafter.snapshots.IDLE_SECONDS", float("inf"))
     proposer = started()
-    for i in range(3 * RESPONSES_PER_STEP):
+    answers = 3 * RESPONSES_AT_ONCE
+    for i in range(answers):
         answer(proposer, f"{i}")
-        proposer.loop._keeper._begin_again()
-    time.sleep(0.05)
-    steps = saved_while_serving(proposer, path, 100)
-    assert steps >= 3  # copied in parts, so that no step waits for all of it
-    with pytest.MonkeyPatch.context() as other:
-        other.setenv("VLLM_DRAFTER_SNAPSHOT_MINUTES", "0")
-        assert cached(started()) >= 3 * RESPONSES_PER_STEP
+    go_on(proposer, path)
+    assert loaded(path) >= answers
+    ended(proposer)
+
+
+def test_it_is_saved_soon_after_the_last_step_because_a_server_kills_its_workers(path):
+    proposer = started()
+    answer(proposer)
+    assert wait_for(path, 20)  # of the 10 minutes of the default
+    assert loaded(path) == 1
+    ended(proposer)
+
+
+def test_what_is_saved_already_is_not_saved_again(path):
+    proposer = started()
+    answer(proposer)
+    assert wait_for(path, 20)
+    keeper = proposer.loop._keeper
+    later = time.monotonic() + 3600
+    until = time.monotonic() + 5
+    while keeper.is_due(later, idle=True):  # the file is there a little before this is noted
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    answer(proposer, "b")
+    assert keeper.is_due(later, idle=True)
+    ended(proposer)
+
+
+def test_where_a_save_takes_long_an_idle_engine_does_not_spend_its_time_on_it(path):
+    proposer = started()
+    keeper = proposer.loop._keeper
+    keeper._ending.set()
+    keeper._thread.join()
+    keeper._save_took = 2.0
+    answer(proposer)
+    saved = keeper._saved_at
+    assert not keeper.is_due(saved + 100, idle=True)
+    assert keeper.is_due(saved + 201, idle=True)
+    assert not keeper.is_due(saved + 201, idle=False)
+    assert keeper.is_due(saved + 601, idle=False)
+    keeper._save_took = 60.0  # never later than one that is busy
+    assert keeper.is_due(saved + 601, idle=True)
+    ended(proposer)
+
+
+def test_the_engine_takes_steps_while_a_save_is_under_way(path, monkeypatch):
+    monkeypatch.setattr("vllm_drafter.snapshots._PAUSE_SECONDS", 0.5)
+    proposer = started()
+    for i in range(3 * RESPONSES_AT_ONCE):
+        answer(proposer, f"{i}")
+    keeper = proposer.loop._keeper
+    saving = threading.Thread(target=keeper._save)
+    saving.start()
+    for i in range(50):
+        answer(proposer, f"meanwhile {i}")
+    assert saving.is_alive()
+    saving.join()
+    assert loaded(path) >= 3 * RESPONSES_AT_ONCE
     ended(proposer)
 
 
@@ -137,24 +204,42 @@ def test_with_0_minutes_it_is_saved_at_the_end_only(path, monkeypatch):
     monkeypatch.setenv("VLLM_DRAFTER_SNAPSHOT_MINUTES", "0")
     proposer = started()
     answer(proposer)
-    with pytest.raises(AssertionError, match="nothing was written"):
-        saved_while_serving(proposer, path, 20)
-    assert not path.exists()
+    assert not wait_for(path, 3)
     ended(proposer)
     assert path.exists()
 
 
 def test_answers_that_leave_the_cache_meanwhile_do_not_hinder_the_save(path, monkeypatch):
-    monkeypatch.setenv("VLLM_DRAFTER_SNAPSHOT_MINUTES", "0.0005")
+    monkeypatch.setattr("vllm_drafter.snapshots._PAUSE_SECONDS", 0.5)
     proposer = started()
-    for i in range(2 * RESPONSES_PER_STEP):
+    answers = 2 * RESPONSES_AT_ONCE
+    for i in range(answers):
         answer(proposer, f"{i}")
-        proposer.loop._keeper._begin_again()
-    time.sleep(0.05)
-    proposer.loop._keeper.after_step()
-    proposer.loop._drafter.evict_cached_response(f"{2 * RESPONSES_PER_STEP - 1}")
-    saved_while_serving(proposer, path, 100)
-    assert proposer.loop._keeper._faults == 0
+    keeper = proposer.loop._keeper
+    saving = threading.Thread(target=keeper._save)
+    saving.start()
+    time.sleep(0.2)  # it has its list of answers, and has copied none
+    proposer.loop._drafter.evict_cached_response(f"{answers - 1}")
+    saving.join()
+    assert loaded(path) == answers - 1
+    ended(proposer)
+
+
+def test_a_save_that_fails_while_serving_is_tried_again(path, monkeypatch):
+    monkeypatch.setattr("vllm_drafter.snapshots.IDLE_SECONDS", 0.0)
+    proposer = started()
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("drafter_core.snapshot.write_snapshot", full_disk)
+        answer(proposer)
+        until = time.monotonic() + 20
+        while proposer.loop._keeper._faults < 2:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    assert wait_for(path, 20)
     ended(proposer)
 
 

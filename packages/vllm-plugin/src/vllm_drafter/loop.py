@@ -10,6 +10,7 @@ drafts are found.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
@@ -120,6 +121,8 @@ class DraftLoop:
         """Loops of requests that share nothing with this one's; they count as part of it."""
         self._counts_into: DraftLoop | None = None
         self._keeper: SnapshotKeeper | None = None
+        self._in_use = threading.Lock()
+        """Held while the drafter works, because a snapshot is copied in a thread of its own."""
         self._rebuilds = 0
         self._requests: dict[Hashable, _Request] = {}
         self._muted: set[Hashable] = set()
@@ -169,26 +172,28 @@ class DraftLoop:
         except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
             self.note_fault(fault)
             return [[] for _ in keys]
-        if self._keeper is not None:
-            self._keeper.after_step()
-        try:
-            return self._step(step)
-        except Exception as fault:  # noqa: BLE001 - as above
-            self.note_fault(fault)
-            if not self._survives(fault):
-                return [[] for _ in keys]
-        return [self._step_alone(step.only(place)) for place in range(len(keys))]
+        with self._in_use:
+            if self._keeper is not None:
+                self._keeper.steps += 1
+            try:
+                return self._step(step)
+            except Exception as fault:  # noqa: BLE001 - as above
+                self.note_fault(fault)
+                if not self._survives(fault):
+                    return [[] for _ in keys]
+            return [self._step_alone(step.only(place)) for place in range(len(keys))]
 
     def retire(self, keys: Iterable[Hashable]) -> None:
         """End requests; what they generated stays as a source of drafts. Never raises."""
-        for key in keys:
-            self._muted.discard(key)
-            if self._requests.pop(key, None) is not None and self._drafter is not None:
-                try:
-                    self._drafter.stop_request(key)
-                except Exception as fault:  # noqa: BLE001 - as in step
-                    self.note_fault(fault)
-                    self._survives(fault)
+        with self._in_use:
+            for key in keys:
+                self._muted.discard(key)
+                if self._requests.pop(key, None) is not None and self._drafter is not None:
+                    try:
+                        self._drafter.stop_request(key)
+                    except Exception as fault:  # noqa: BLE001 - as in step
+                        self.note_fault(fault)
+                        self._survives(fault)
 
     def not_running(self, running: Set[Any]) -> set[Hashable]:
         """The requests that the loop follows and that are not among those running."""
@@ -216,7 +221,7 @@ class DraftLoop:
         assert self._drafter is not None
         load_snapshot(path, self._drafter)
         if write:
-            self._keeper = SnapshotKeeper(path, seconds, lambda: self._drafter)
+            self._keeper = SnapshotKeeper(path, seconds, lambda: self._drafter, self._in_use)
 
     def sizes(self) -> Sizes:
         """Return how much the drafter holds, and those of its siblings."""

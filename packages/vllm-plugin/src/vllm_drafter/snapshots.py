@@ -1,5 +1,8 @@
 """Keeps the drafter's cache across restarts: loads a snapshot at start-up, writes it while the
-engine serves and when the process ends.
+engine serves, when it has nothing to do, and when the process ends.
+
+The end alone would not do: a server of vLLM that is stopped kills its workers at once, unless it
+was started with a `--shutdown-timeout`.
 
 One process writes: of several workers the one of rank 0, and of several engines that were given the
 same file the first, which holds a lock beside it. The others load only. Must not know vLLM, or what
@@ -13,7 +16,7 @@ import multiprocessing.util
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SnapshotKeeper", "load_snapshot"]
 
-RESPONSES_PER_STEP = 64
-"""How many are copied in one step of the engine: about a millisecond's worth."""
+RESPONSES_AT_ONCE = 64
+"""How many are copied while the engine waits: about a millisecond's worth."""
+IDLE_SECONDS = 1.0
+"""Without a step for so long, there is nothing to do."""
+_PAUSE_SECONDS = 0.005
+"""Between two parts of a copy, for a step of the engine that waits."""
+_LOOK_SECONDS = 0.5
+_SAVE_TIME_SHARE = 0.01
+"""Most of the time that saving takes where the engine is idle again and again."""
 _SAVE_BEFORE_OTHERS = 100
 
 
@@ -62,25 +72,35 @@ def load_snapshot(path: Path, drafter: SuffixDrafter) -> int:
 
 
 class SnapshotKeeper:
-    """Writes the cache of one drafter to a file, every so often and when the process ends."""
+    """Writes the cache of one drafter to a file, from a thread of its own and when all ends."""
 
     def __init__(
-        self, path: Path, seconds: float, drafter: Callable[[], SuffixDrafter | None]
+        self,
+        path: Path,
+        seconds: float,
+        drafter: Callable[[], SuffixDrafter | None],
+        in_use: threading.Lock,
     ) -> None:
         """Begin to keep.
 
         Args:
             path: where to; the file is replaced as a whole.
-            seconds: between two writes while the engine serves; 0 writes at the end only.
+            seconds: most time between two writes while the engine serves; where it is idle it is
+                written sooner. 0 writes at the end only.
             drafter: what is kept; asked each time, because a broken drafter is replaced.
+            in_use: held by whoever uses the drafter.
         """
+        self.steps = 0
+        """Steps of the engine so far; whoever takes them counts them here."""
         self._path = path
         self._seconds = seconds
         self._drafter = drafter
-        self._due = time.monotonic() + seconds
-        self._collecting: Iterator[NDArray[np.int32]] | None = None
-        self._collected: list[NDArray[np.int32]] = []
-        self._writing: threading.Thread | None = None
+        self._in_use = in_use
+        self._saved_at = time.monotonic()
+        self._saved_steps = 0
+        self._save_took = 0.0
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
         self._faults = 0
         self._lock = _locked(path)
         if self._lock is None:
@@ -90,31 +110,25 @@ class SnapshotKeeper:
             return
         # multiprocessing runs finalizers in workers too, which never get to atexit.
         multiprocessing.util.Finalize(None, self.close, exitpriority=_SAVE_BEFORE_OTHERS)
+        if seconds:
+            self._thread = threading.Thread(
+                target=self._keep, name="vllm-drafter-snapshot", daemon=True
+            )
+            self._thread.start()
 
     @property
     def writes(self) -> bool:
         """Whether this process is the one that writes the file."""
         return self._lock is not None
 
-    def after_step(self) -> None:
-        """Take a share of the work, if a snapshot is due. Never raises."""
-        if self._lock is None or not self._seconds:
-            return
-        if self._collecting is None and time.monotonic() < self._due:
-            return
-        try:
-            self._collect()
-        except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
-            self._note(fault)
-            self._begin_again()
-
     def close(self) -> None:
         """Write what is cached, for the last time. Never raises."""
         if self._lock is None:
             return
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
         try:
-            if self._writing is not None:
-                self._writing.join()
             drafter = self._drafter()
             if drafter is not None and len(drafter.cached_requests):
                 saved = drafter.save(self._path)
@@ -124,40 +138,55 @@ class SnapshotKeeper:
         os.close(self._lock)
         self._lock = None
 
-    def _collect(self) -> None:
-        """Copy some more responses; when all are there, write them in a thread of their own."""
-        drafter = self._drafter()
-        if drafter is None or (self._writing is not None and self._writing.is_alive()):
-            return
-        if self._collecting is None:
-            self._collected = []
-            self._collecting = _responses(drafter, list(drafter.cached_requests))
-        for _ in range(RESPONSES_PER_STEP):
-            response = next(self._collecting, None)
-            if response is None:
-                collected = self._collected
-                self._begin_again()
-                if collected:
-                    self._writing = threading.Thread(
-                        target=self._write, args=(collected,), name="vllm-drafter-snapshot"
-                    )
-                    self._writing.start()
-                return
-            if len(response):
-                self._collected.append(response)
+    def _keep(self) -> None:
+        """Write whenever it is time to, until the end."""
+        steps, since = self.steps, time.monotonic()
+        while not self._ending.wait(_LOOK_SECONDS):
+            now = time.monotonic()
+            if self.steps != steps:
+                steps, since = self.steps, now
+            if self.is_due(now, idle=now - since >= IDLE_SECONDS):
+                try:
+                    self._save()
+                except Exception as fault:  # noqa: BLE001 - whatever it is, the engine goes on
+                    self._note(fault)
+                    self._saved_at = time.monotonic()
 
-    def _begin_again(self) -> None:
-        self._collecting = None
-        self._collected = []
-        self._due = time.monotonic() + self._seconds
+    def is_due(self, now: float, *, idle: bool) -> bool:
+        """Whether to write at `now` (of `time.monotonic`), given whether the engine is idle."""
+        if self.steps == self._saved_steps:
+            return False
+        pause = self._save_took / _SAVE_TIME_SHARE if idle else self._seconds
+        return now - self._saved_at >= min(pause, self._seconds)
 
-    def _write(self, responses: list[NDArray[np.int32]]) -> None:
+    def _save(self) -> None:
         from drafter_core.snapshot import write_snapshot
 
-        try:
+        began, steps = time.monotonic(), self.steps
+        responses = self._copied()
+        if responses:
             write_snapshot(self._path, responses)
-        except Exception as fault:  # noqa: BLE001 - a full disk must not end the engine
-            self._note(fault)
+        self._saved_at = time.monotonic()
+        self._save_took = self._saved_at - began
+        self._saved_steps = steps
+
+    def _copied(self) -> list[NDArray[np.int32]]:
+        """The cached responses, copied in parts, so that no step of the engine waits for all of
+        them; none if all ends meanwhile."""
+        with self._in_use:
+            drafter = self._drafter()
+            ids = [] if drafter is None else list(drafter.cached_requests)
+        copied: list[NDArray[np.int32]] = []
+        for first in range(0, len(ids), RESPONSES_AT_ONCE):
+            if self._ending.wait(_PAUSE_SECONDS):
+                return []
+            with self._in_use:
+                if drafter is None or self._drafter() is not drafter:
+                    return []
+                part = ids[first : first + RESPONSES_AT_ONCE]
+                there = [one for one in part if one in drafter.cached_requests]
+                copied += [drafter.cached_response(one) for one in there]
+        return [response for response in copied if len(response)]
 
     def _note(self, fault: BaseException) -> None:
         self._faults += 1
@@ -168,13 +197,6 @@ class SnapshotKeeper:
                 self._path,
                 exc_info=fault,
             )
-
-
-def _responses(drafter: SuffixDrafter, ids: list[Hashable]) -> Iterator[NDArray[np.int32]]:
-    """The responses of these ids, as long as they are cached when their turn comes."""
-    for request_id in ids:
-        if request_id in drafter.cached_requests:
-            yield drafter.cached_response(request_id)
 
 
 def _locked(path: Path) -> int | None:
