@@ -136,7 +136,8 @@ def two_replicas(folder: Path) -> str:
 
 
 def _ask(url: str, prompt: str) -> None:
-    body = {"model": "model", "prompt": prompt, "max_tokens": 32, "ignore_eos": True}
+    body = {"model": "model", "prompt": prompt, "max_tokens": 32}
+    body |= {"temperature": 0.0, "ignore_eos": True}
     asked = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

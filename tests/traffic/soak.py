@@ -119,7 +119,8 @@ class Soak:
         self.processes = {
             stamp["pid"]: psutil.Process(stamp["pid"])
             for stamp in server.stamps
-            if stamp["event"] == "registered"
+            # The one that inspects the model's class ends before the server is ready.
+            if stamp["event"] == "registered" and stamp["role"] != "model inspection"
         }
         self.roles = {stamp["pid"]: stamp["role"] for stamp in server.stamps}
 
