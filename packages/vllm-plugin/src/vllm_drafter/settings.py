@@ -187,7 +187,7 @@ KNOBS: tuple[Knob, ...] = (
         SNAPSHOT_MINUTES,
         "10",
         "a number of minutes, or 0 to save only when the process ends",
-        "How often the cached answers are saved while the engine serves.",
+        "How often the cached answers are saved while the engine is busy; idle, it saves at once.",
         _parse_seconds,
     ),
 )

@@ -1,8 +1,8 @@
 """Keeps the drafter's cache across restarts: loads a snapshot at start-up, writes it while the
 engine serves, when it has nothing to do, and when the process ends.
 
-The end alone would not do: a server of vLLM that is stopped kills its workers at once, unless it
-was started with a `--shutdown-timeout`.
+The end alone would not do: from 0.22 on, a server of vLLM that is stopped kills its workers at
+once, unless it was started with a `--shutdown-timeout`.
 
 One process writes: of several workers the one of rank 0, and of several engines that were given the
 same file the first, which holds a lock beside it. The others load only. Must not know vLLM, or what
