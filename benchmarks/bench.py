@@ -1,7 +1,6 @@
 """Speed, memory and start-up of drafter_core beside arctic-inference, as ratios from one run.
 
-Steps, prompts and stops are timed alternating in this process, steps with one of ours at a time;
-memory, growth, pauses, eviction and start-up in a child process per contestant. Prints tables,
+Steps, prompts and stops are timed alternating in this process; memory, growth, pauses, eviction and start-up in a child process per contestant. Prints tables,
 writes JSON and, with `--report`, the committed page. Sets no threshold: it measures. `nox -s bench`
 runs it.
 """
@@ -26,7 +25,17 @@ from typing import Annotated, Any
 os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
 
 import typer
-from bench_steps import CLOCKS, Ours, Peer, PromptTimes, StepTimes, fill, time_prompts, time_steps
+from bench_steps import (
+    CLOCKS,
+    TURNS,
+    Ours,
+    Peer,
+    PromptTimes,
+    StepTimes,
+    fill,
+    time_prompts,
+    time_steps,
+)
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -73,22 +82,20 @@ def steps_with(size: int, quick: bool, clock: str, progress: Progress) -> list[S
     """Every trace, every batch size, with `size` tokens cached."""
     traces = [code_edits(max_tokens=8192), *spec_bench()]
     share = 10 if quick else 1
-    total = len(OURS) * len(traces) * sum(STEPS[batch] // share for batch in BATCHES)
-    bar = progress.add_task("steps", total=total)
+    bar = progress.add_task("steps", total=len(traces) * len(BATCHES) * len(TURNS))
     caches = contestants(traces[0].max_tree_depth)
     cached = fill(caches, unchanged_files(), size)
     peer, *ours = caches
     results = []
-    for trace in traces:
-        for batch in BATCHES:
-            progress.update(bar, description=f"{trace.name}, batch {batch}, {cached:,} cached")
-            result = StepTimes(trace.name, batch, cached)
-            for one in ours:
-                time_steps(
-                    peer, one, trace, batch, STEPS[batch] // share, result,
-                    lambda: progress.advance(bar), CLOCKS[clock],
-                )  # fmt: skip
-            results.append(result)
+    for turns in TURNS:
+        for trace in traces:
+            for batch in BATCHES:
+                label = f"{trace.name}, batch {batch}, {cached:,} cached, turns by {turns}"
+                progress.update(bar, description=label)
+                result = StepTimes(trace.name, batch, cached, turns)
+                time_steps(peer, ours, trace, batch, STEPS[batch] // share, result, CLOCKS[clock])
+                progress.advance(bar)
+                results.append(result)
     return results
 
 
@@ -174,35 +181,37 @@ Grid = tuple[str, list[str], list[list[str]]]
 
 def step_grids(results: list[StepTimes]) -> list[Grid]:
     """Medians and ratios per trace, and the geometric means over the traces."""
-    rows = []
-    for r in results:
-        accepted = sum(r.accepted) / len(r.accepted)
-        rows.append([
-            r.trace, str(r.batch), f"{r.cached_tokens:,}", f"{accepted:.2f}",
-            *(f"{r.microseconds(name):.1f}" for name in ("peer", *OURS)),
-            *(f"{r.ratio(name):.1f}" for name in OURS),
-            str(r.different_drafts),
-        ])  # fmt: skip
-    detail: Grid = (
-        "A step: append what was accepted, then draft (median, µs)",
-        ["trace", "batch", "cached", "tokens per request", "peer", *OURS,
-         *(f"ratio, {name}" for name in OURS), "different drafts"], rows,
-    )  # fmt: skip
     means = []
-    for cached in sorted({r.cached_tokens for r in results}):
+    for turns in TURNS:
         for batch in BATCHES:
-            chosen = [r for r in results if (r.batch, r.cached_tokens) == (batch, cached)]
-            row = [str(batch), f"{cached:,}"]
+            chosen = [r for r in results if (r.batch, r.turns) == (batch, turns)]
+            row = [turns, str(batch), f"{chosen[0].cached_tokens:,}"]
             for name in OURS:
-                aim = AIMS.get((name, batch, cached))
+                aim = AIMS.get((name, batch, chosen[0].cached_tokens))
                 ratio = geometric_mean([r.ratio(name) for r in chosen])
                 row.append(f"{ratio:.1f}" + (f" (aim {aim})" if aim else ""))
             means.append(row)
-    summary: Grid = (
+    grids: list[Grid] = [(
         "How many times faster a step is than the peer's (geometric mean over the traces)",
-        ["batch", "cached", *OURS], means,
-    )  # fmt: skip
-    return [summary, detail]
+        ["turns by", "batch", "cached", *OURS], means,
+    )]  # fmt: skip
+    for turns in TURNS:
+        rows = []
+        for r in results:
+            if r.turns == turns:
+                accepted = sum(r.accepted) / len(r.accepted)
+                rows.append([
+                    r.trace, str(r.batch), f"{r.cached_tokens:,}", f"{accepted:.2f}",
+                    *(f"{r.microseconds(name):.1f}" for name in ("peer", *OURS)),
+                    *(f"{r.ratio(name):.1f}" for name in OURS),
+                    str(r.different_drafts),
+                ])  # fmt: skip
+        grids.append((
+            f"A step: append what was accepted, then draft (median, µs; turns by {turns})",
+            ["trace", "batch", "cached", "tokens per request", "peer", *OURS,
+             *(f"ratio, {name}" for name in OURS), "different drafts"], rows,
+        ))  # fmt: skip
+    return grids
 
 
 def prompt_grids(results: list[PromptTimes]) -> list[Grid]:
@@ -286,11 +295,16 @@ def markdown(measured: dict[str, Any]) -> str:
         f"Written by `nox -s bench`: arctic-inference {version('arctic-inference')}, numba "
         f"{version('numba')}, numpy {version('numpy')}, Python {platform.python_version()}, "
         f"{os.cpu_count()} processors ({platform.machine()}). Ratios are of medians, ours and the "
-        "peer's taken in turn in one process, one of ours at a time. The code-edit trace is every "
+        "peer's taken in turn in one process. *Turns by replay*: each replays the trace alone, "
+        "three times in turn, so that the processor's caches hold what it left there a step ago. "
+        "*Turns by step*: the peer and one of ours take every step in turn, so that each finds the "
+        "caches full of what the other left: nearer to an engine whose model runs in between, and "
+        "harder on whoever has less to compute. The code-edit trace is every "
         f"file of vLLM that changed from {OLD} to {NEW}; Spec-Bench is replayed on its reference "
         "answers. Cached tokens are code that the traces do not contain. *Lists*: exact mode, from "
         "request ids to lists of token ids. *Arrays*: exact mode, from the runner's arrays to an "
-        "int32 block. *Default*: arrays, default mode.",
+        "int32 block. *Default*: arrays, default mode; it sees the tokens that the peer's drafts "
+        "had accepted.",
         "",
         "| part | measured | clock | load of the machine, before and after |",
         "| --- | --- | --- | --- |",
@@ -314,6 +328,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, StepTimes):
         return {
             "trace": value.trace, "batch": value.batch, "cached_tokens": value.cached_tokens,
+            "turns": value.turns,
             "tokens_per_request": sum(value.accepted) / len(value.accepted),
             "different_drafts": value.different_drafts,
             "median_us": {name: value.microseconds(name) for name in ("peer", *OURS)},

@@ -1,8 +1,8 @@
-"""Times a step of the runner with the peer and one of ours, alternating in one process.
+"""Times a step of the runner with the peer and ours, alternating in one process.
 
 A step appends the tokens that were accepted since the last one and drafts, for every request of the
-batch. The responses are known, so both see the same tokens: what is accepted follows from the
-peer's draft. Knows the two drafters' interfaces; knows nothing of reports.
+batch. The responses are known, so all see the same tokens: what is accepted follows from the
+peer's drafts. Knows the two drafters' interfaces; knows nothing of reports.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ CLOCKS = {"wall": time.perf_counter_ns, "processor": time.thread_time_ns}
 (reading that clock is a system call, which weighs on steps of a few microseconds)."""
 
 
+TURNS = ("replay", "step")
+"""Who works when: each replays the whole trace in its turn, so that the processor's caches hold what
+it left there a step ago; or the peer and one of ours take every step in turn, so that each finds
+what the other left."""
+
+
 @dataclass
 class StepTimes:
     """One configuration: nanoseconds per step of ours and of the peer's in turn with it.
@@ -36,6 +42,7 @@ class StepTimes:
     trace: str
     batch: int
     cached_tokens: int
+    turns: str
     accepted: list[int] = field(default_factory=list)
     ours: dict[str, list[int]] = field(default_factory=dict)
     peers: dict[str, list[int]] = field(default_factory=dict)
@@ -151,12 +158,57 @@ class Board:
 
 
 def time_steps(
-    peer: Peer, ours: Ours, trace: Trace, batch: int, steps: int, result: StepTimes,
-    tick: Callable[[], None], now: Callable[[], int],
+    peer: Peer, ours: Sequence[Ours], trace: Trace, batch: int, steps: int, result: StepTimes,
+    now: Callable[[], int],
 ) -> None:  # fmt: skip
-    """Serve the trace at a constant batch size; add `steps` steps of both to the result."""
-    contestants = (peer, ours)
-    times: dict[str, list[int]] = {"peer": [], ours.name: []}
+    """Serve the trace at a constant batch size, ours and the peer in turn; add to the result."""
+    if result.turns == "step":
+        rounds = [serve((peer, one), trace, batch, steps, None, now) for one in ours]
+    else:
+        rounds = []
+        for _ in range(ROUNDS):
+            served = serve((peer,), trace, batch, steps, None, now)
+            followed = served.drafts["peer"]
+            for one in ours:
+                alone = serve((one,), trace, batch, steps, followed, now)
+                served.times |= alone.times
+                served.drafts |= alone.drafts
+            rounds.append(served)
+    for served in rounds:
+        result.accepted += served.accepted
+        for one in ours:
+            if one.name not in served.times:
+                continue
+            result.ours.setdefault(one.name, []).extend(served.times[one.name])
+            result.peers.setdefault(one.name, []).extend(served.times["peer"])
+            if one.exact:
+                pairs = zip(served.drafts[one.name], served.drafts["peer"], strict=True)
+                result.different_drafts += sum(sum(map(ne, *pair)) for pair in pairs)
+
+
+ROUNDS = 3
+"""How often each replays the trace in its turn."""
+
+
+@dataclass
+class Served:
+    """What each contestant did, by name."""
+
+    times: dict[str, list[int]]
+    drafts: dict[str, list[list[list[int]]]]
+    accepted: list[int]
+
+
+def serve(
+    contestants: Sequence[Peer | Ours], trace: Trace, batch: int, steps: int,
+    followed: list[list[list[int]]] | None, now: Callable[[], int],
+) -> Served:  # fmt: skip
+    """Serve the trace with all contestants at once, taking every step in turn.
+
+    What is accepted follows from the drafts `followed`, or from those of the first contestant.
+    """
+    names = [contestant.name for contestant in contestants]
+    served = Served({name: [] for name in names}, {name: [] for name in names}, [])
     width = max(len(r.prompt) + len(r.response) for r in trace.requests) + 1
     board = Board(batch, width)
     incoming = endless(trace)
@@ -165,34 +217,29 @@ def time_steps(
         started.append(begin(contestants, board, row, next(incoming)))
     warm_up = max(3, steps // 20)
     for number in range(warm_up + steps):
-        board.handles = {ours.name: ours.handles(board.names)}
-        outcome: dict[str, Any] = {}
-        for contestant in contestants if number % 2 else contestants[::-1]:
+        board.handles = {c.name: c.handles(board.names) for c in contestants if isinstance(c, Ours)}
+        for contestant in contestants if number % 2 == 0 else contestants[::-1]:
             before = now()
             drafts = contestant.step(board, trace)
             after = now()
-            outcome[contestant.name] = drafts
             if number >= warm_up:
-                times[contestant.name].append(after - before)
-        drafts = outcome["peer"]
-        if ours.exact:
-            found = outcome[ours.name] if ours.lists else outcome[ours.name].tolist()
-            result.different_drafts += sum(map(ne, found, drafts))
+                served.times[contestant.name].append(after - before)
+            if not isinstance(drafts, list):
+                drafts = drafts.tolist()
+            served.drafts[contestant.name].append(drafts)
+        drafts = served.drafts[names[0]][number] if followed is None else followed[number]
         for row, draft in enumerate(drafts):
             if not accept(board, row, draft):
                 for contestant in contestants:
                     contestant.stop(board.names[row])
                 started.append(begin(contestants, board, row, next(incoming)))
-        result.accepted += [len(tokens) for tokens in board.accepted]
-        tick()
-    for name in board.names:
-        for contestant in contestants:
+        served.accepted += [len(tokens) for tokens in board.accepted]
+    for contestant in contestants:
+        for name in board.names:
             contestant.stop(name)
-    for name in started:
-        for contestant in contestants:
+        for name in started:
             contestant.evict(name)
-    result.peers[ours.name] = times["peer"]
-    result.ours[ours.name] = times[ours.name]
+    return served
 
 
 def endless(trace: Trace) -> Iterator[Request]:
