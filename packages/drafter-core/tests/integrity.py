@@ -14,24 +14,29 @@ def check_integrity(drafter: SuffixDrafter) -> int:
     tables = drafter._tables
     handles = [0, *drafter._handles.values()]
     states: set[int] = set()
-    blocks: dict[int, int] = {}
+    spans: dict[int, int] = {}  # tables and pair chunks, by their size class
     for tree in handles:
         found = _tree_states(tables, int(tables.trees[tree, k.R_ROOT]))
         assert len(found) == tables.trees[tree, k.R_STATES], "states are lost or left over"
         assert not states & found, "two trees share a state"
         states |= found
         root = int(tables.trees[tree, k.R_ROOT])
+        small: dict[int, int] = {}
         for v in found:
             _check_state(tables, v, root)
             if tables.states[v, k.BLK] >= 0:
-                blocks[int(tables.states[v, k.BLK])] = int(tables.states[v, k.META]) >> 16
+                size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
+                kind = small if size_class <= k.SMALL else spans
+                kind[int(tables.states[v, k.BLK])] = size_class
+        spans |= dict.fromkeys(_check_small_blocks(tables, tree, small), k.PAIR_CHUNKS)
     chunk = int(tables.header[k.G_SFREE])
-    while chunk >= 0:  # what stopped requests left behind keeps its blocks until it is used again
+    while chunk >= 0:  # what stopped requests left behind keeps its tables until it is used again
         for v in range(chunk * k.CHUNK, (chunk + 1) * k.CHUNK):
-            if tables.states[v, k.BLK] >= 0:
-                blocks[int(tables.states[v, k.BLK])] = int(tables.states[v, k.META]) >> 16
+            size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
+            if tables.states[v, k.BLK] >= 0 and size_class > k.SMALL:
+                spans[int(tables.states[v, k.BLK])] = size_class
         chunk = int(tables.chunks[chunk, 0])
-    _check_blocks(tables, blocks)
+    _check_pool(tables, spans)
     _check_free_states(tables, states)
     held = sum(
         int(tables.sequences[q, k.Q_LEN]) for q in [*drafter._sequences.values(), *drafter._leaving]
@@ -156,9 +161,34 @@ def _check_leaders(tables, v: int, block: int) -> None:
         assert tables.blocks[block, count] == first.get(count, -1), f"a wrong leader of {count}"
 
 
-def _check_blocks(tables, blocks: dict[int, int]) -> None:
-    """Blocks in use and blocks in the free lists fill the space handed out, without overlap."""
-    spans = dict(blocks)
+def _check_small_blocks(tables, tree: int, used: dict[int, int]) -> list[int]:
+    """Small blocks in use and free ones fill the pair chunks of a tree; return those."""
+    chunks = []
+    chunk = int(tables.trees[tree, k.R_BCHUNK])
+    while chunk >= 0:
+        chunks.append(chunk)
+        chunk = int(tables.blocks[chunk, 1])
+    assert not chunks or chunks[-1] == tables.trees[tree, k.R_BTAIL]
+    spans = dict(used)
+    for size_class in range(k.SMALL + 1):
+        block = int(tables.trees[tree, k.R_BFREE + size_class])
+        while block >= 0:
+            assert block not in spans, "a block that is both free and in use, or free twice"
+            spans[block] = size_class
+            block = int(tables.blocks[block, 1])
+    covered = dict.fromkeys(chunks, "the link")
+    rest = range(int(tables.trees[tree, k.R_BNEXT]), int(tables.trees[tree, k.R_BEND]))
+    for block, size in [*((b, 1 << c) for b, c in spans.items()), *((b, 1) for b in rest)]:
+        for pair in range(block, block + size):
+            assert pair not in covered, "blocks overlap"
+            covered[pair] = "a block"
+    assert sorted(covered) == [c + i for c in sorted(chunks) for i in range(k.PAIRS)]
+    return chunks
+
+
+def _check_pool(tables, used: dict[int, int]) -> None:
+    """Tables and pair chunks, in use and free, fill the space handed out, without overlap."""
+    spans = dict(used)
     for size_class in range(32):
         block = int(tables.header[k.G_BFREE + size_class])
         while block >= 0:
@@ -168,7 +198,8 @@ def _check_blocks(tables, blocks: dict[int, int]) -> None:
     at = 0
     for block in sorted(spans):
         assert block == at, "blocks overlap or are lost"
-        at += (1 << spans[block]) + (1 if spans[block] > k.SMALL else 0)
+        pairs = k.PAIRS if spans[block] == k.PAIR_CHUNKS else (1 << spans[block]) + 1
+        at += -(-pairs // k.LINE) * k.LINE
     assert at == tables.header[k.G_BNEXT]
 
 

@@ -19,7 +19,7 @@ Arrays
     B      int32 [pairs, 2]      blocks of edges (token, state)
     T      int32 [chunks * 64]   texts of the responses in the global tree
     C      int32 [chunks, 2]     the state chunk after, the text chunk before this one
-    R      int64 [trees, 16]     one row per tree: row 0 the global one, others per handle
+    R      int64 [trees, 24]     one row per tree: row 0 the global one, others per handle
     Q      int64 [sequences, 2]  last text chunk and length of each response in the global tree
     W      int32 [trees, w]      the last `depth` tokens that each request was given, right-aligned;
                                  in default mode then its last draft: how many tokens, the tokens,
@@ -71,10 +71,12 @@ LEN_MASK = 0xFFFF
 CLASS_SHIFT = 16
 
 # fields of R
-R_ALIVE, R_ROOT, R_STATE, R_NEXT, R_END, R_CHUNK = 0, 1, 2, 3, 4, 5
-R_FED, R_SEQ, R_GSTATE, R_RLEN, R_STATES, R_TAIL, R_LEAD = 6, 7, 8, 9, 10, 11, 12
-R_NEXT_ENDED = 13
-TREE_FIELDS = 16
+R_ALIVE, R_ROOT, R_STATE, R_FED, R_SEQ, R_GSTATE, R_RLEN, R_LEAD = 0, 1, 2, 3, 4, 5, 6, 7
+R_STATES, R_NEXT, R_END, R_CHUNK, R_TAIL = 8, 9, 10, 11, 12  # its states, and where they are
+R_BNEXT, R_BEND = 13, 14  # its pairs: what is left of the newest of its chunks,
+R_BFREE, R_BCHUNK, R_BTAIL = 16, 20, 21  # 4 free lists, the newest and the oldest chunk
+R_NEXT_ENDED = 22
+TREE_FIELDS = 24
 
 # fields of Q
 Q_LAST, Q_LEN = 0, 1
@@ -90,7 +92,7 @@ G_ENDED = 19  # the last request that ended and still has its tree, or 0
 G_HANDLES, G_LIMITS, G_ROWS = 20, 21, 22  # a step: addresses of its handles, limits and rows,
 G_IDS, G_ID_COLUMNS, G_COUNTS, G_ID_ROWS = 23, 24, 25, 26  # of its token ids and their numbers
 G_TEXT, G_CONTEXT = 27, 28  # addresses of what is fed, and of what is drafted after
-G_BFREE = 32  # 32 free lists of blocks, one per size class
+G_BFREE = 32  # 32 free lists of tables, one per size class, and of pair chunks
 G_TABLES = 64  # addresses of S, B, T, C, R, Q, W
 G_OUT = 72  # addresses of the results: tokens, probs, info, scores; then columns and rows
 G_SCRATCH = 80  # addresses of ints, probs, heap probs, heap; columns, heap size; walks, trail
@@ -135,6 +137,16 @@ CHUNK = 64
 SMALL = 3
 """Blocks of up to 2**SMALL edges are scanned; larger ones are hash tables with a header pair:
 (edges in the table, a bound of their counts), or, where siblings are ordered, (edges, leaders)."""
+
+PAIRS = 128
+"""Pairs per pair chunk. A tree's small blocks lie in chunks of its own: what is read together lies
+together, and all are given back at once. The first pair of a chunk names the chunk before."""
+
+PAIR_CHUNKS = 31
+"""The list of G_BFREE of the pair chunks that are free."""
+
+LINE = 4
+"""Pairs that lie in one line of a processor's cache (in exact mode; half a line in the other)."""
 
 UNKNOWN = 2147483647
 """The bound of a table whose counts were not looked at yet."""
@@ -225,16 +237,49 @@ def _slot(B: Any, block: int, size_class: int, token: int) -> int:
 
 
 @_inner
-def _new_block(B: Any, G: Any, size_class: int) -> int:
-    """A block with no edges."""
-    pairs = (1 << size_class) + (1 if size_class > SMALL else 0)
-    block = G[G_BFREE + size_class]
+def _from_pool(B: Any, G: Any, kind: int, pairs: int) -> int:
+    """A table or a chunk: one that is free, or a new one that begins with a line."""
+    block = G[G_BFREE + kind]
     if block >= 0:
-        G[G_BFREE + size_class] = B[block, 1]
+        G[G_BFREE + kind] = B[block, 1]
     else:
         block = G[G_BNEXT]
-        G[G_BNEXT] = block + pairs
+        G[G_BNEXT] = block + (pairs + LINE - 1) // LINE * LINE
+    return block
+
+
+@_inner
+def _new_block(B: Any, R: Any, G: Any, tree: int, size_class: int) -> int:
+    """A block with no edges; a small one is crossed by as few lines as can be."""
+    pairs = 1 << size_class
+    if size_class > SMALL:
+        pairs += 1
+        block = _from_pool(B, G, size_class, pairs)
         G[G_TOPCLASS] = max(G[G_TOPCLASS], size_class)
+    else:
+        block = R[tree, R_BFREE + size_class]
+        if block >= 0:
+            R[tree, R_BFREE + size_class] = B[block, 1]
+        else:
+            block = R[tree, R_BNEXT]
+            end = R[tree, R_BEND]
+            while block + pairs > end or block & (min(pairs, LINE) - 1):
+                if block < end:  # what is left over is a small block itself
+                    piece = np.int64(0)
+                    while piece < 2 and block & (1 << piece) == 0:
+                        piece += 1
+                    _free_block(B, R, G, tree, block, piece)
+                    block += 1 << piece
+                else:
+                    chunk = _from_pool(B, G, np.int64(PAIR_CHUNKS), np.int64(PAIRS))
+                    if R[tree, R_BCHUNK] < 0:
+                        R[tree, R_BTAIL] = chunk
+                    B[chunk, 1] = R[tree, R_BCHUNK]
+                    R[tree, R_BCHUNK] = chunk
+                    block = chunk + 1
+                    end = chunk + PAIRS
+            R[tree, R_BNEXT] = block + pairs
+            R[tree, R_BEND] = end
     for i in range(block, block + pairs):
         B[i, 0] = -1
     if size_class > SMALL:
@@ -244,9 +289,13 @@ def _new_block(B: Any, G: Any, size_class: int) -> int:
 
 
 @_inner
-def _free_block(B: Any, G: Any, block: int, size_class: int) -> None:
-    B[block, 1] = G[G_BFREE + size_class]
-    G[G_BFREE + size_class] = block
+def _free_block(B: Any, R: Any, G: Any, tree: int, block: int, size_class: int) -> None:
+    if size_class > SMALL:
+        B[block, 1] = G[G_BFREE + size_class]
+        G[G_BFREE + size_class] = block
+    else:
+        B[block, 1] = R[tree, R_BFREE + size_class]
+        R[tree, R_BFREE + size_class] = block
 
 
 @_inner
@@ -373,12 +422,13 @@ def _clear_pair(
 
 @_inner
 def _resize(
-    S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, new_class: int
+    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any,
+    ordered: bool, tree: int, v: int, new_class: int,
 ) -> None:
     """Move the edges of v's block to a block of another class."""
     old = S[v, BLK]
     old_class = S[v, META] >> CLASS_SHIFT
-    new = _new_block(B, G, new_class)
+    new = _new_block(B, R, G, tree, new_class)
     if P is not None:
         if ordered:
             i = H[v, HEAD]
@@ -400,7 +450,7 @@ def _resize(
                 _put(B, new, new_class, B[i, 0], B[i, 1])
         if old_class > SMALL and new_class > SMALL:
             B[new, 1] = B[old, 1]
-    _free_block(B, G, old, old_class)
+    _free_block(B, R, G, tree, old, old_class)
     S[v, BLK] = new
     S[v, META] = (S[v, META] & LEN_MASK) | (new_class << CLASS_SHIFT)
 
@@ -422,7 +472,8 @@ def _find(S: Any, B: Any, v: int, token: int) -> int:
 
 @_inner
 def _add(
-    S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int, state: int
+    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any,
+    ordered: bool, tree: int, v: int, token: int, state: int,
 ) -> None:
     """Add an edge that v lacks, to a state that will occur once; it is last in the order."""
     if S[v, TOK] < 0:
@@ -433,7 +484,7 @@ def _add(
     block = S[v, BLK]
     if block < 0:
         size_class = np.int64(0)
-        block = _new_block(B, G, size_class)
+        block = _new_block(B, R, G, tree, size_class)
         S[v, BLK] = block
         S[v, META] &= LEN_MASK
         if P is not None:
@@ -448,7 +499,7 @@ def _add(
         elif B[block + (1 << size_class) - 1, 0] >= 0:
             grown += 1 if size_class < SMALL else 2
         if grown != size_class:
-            _resize(S, B, G, P, H, ordered, v, grown)
+            _resize(S, B, R, G, P, H, ordered, tree, v, grown)
             block = S[v, BLK]
             size_class = grown
     i = _put(B, block, size_class, token, state)
@@ -644,9 +695,9 @@ def _fall(
 
 @_inner
 def _remove(
-    S: Any, B: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int
+    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int
 ) -> None:
-    """Remove an edge of v; give memory back that is not needed any more."""
+    """Remove an edge of v, a state of the global tree; give memory back that is not needed any more."""
     block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
     if S[v, TOK] == token:
@@ -671,10 +722,11 @@ def _remove(
     _clear_pair(S, B, P, H, ordered, v, i)
     if size_class <= SMALL:
         if B[block, 0] < 0:
-            _free_block(B, G, block, size_class)
+            _free_block(B, R, G, np.int64(0), block, size_class)
             S[v, BLK] = -1
     elif B[block, 0] * 8 <= 1 << size_class:
-        _resize(S, B, G, P, H, ordered, v, size_class - 1 if size_class > SMALL + 2 else SMALL)
+        fewer = size_class - 1 if size_class > SMALL + 2 else np.int64(SMALL)
+        _resize(S, B, R, G, P, H, ordered, np.int64(0), v, fewer)
 
 
 # -- states ----------------------------------------------------------------------------------------
@@ -692,8 +744,9 @@ def _new_state(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int, length: int) -
             if chunk >= 0:
                 G[G_SFREE] = C[chunk, 0]
                 for u in range(chunk * CHUNK, chunk * CHUNK + CHUNK):
-                    if S[u, BLK] >= 0:
-                        _free_block(B, G, S[u, BLK], S[u, META] >> CLASS_SHIFT)
+                    size_class = S[u, META] >> CLASS_SHIFT
+                    if S[u, BLK] >= 0 and size_class > SMALL:
+                        _free_block(B, R, G, tree, S[u, BLK], size_class)
             else:
                 chunk = G[G_SCHUNKS]
                 G[G_SCHUNKS] = chunk + 1
@@ -736,7 +789,7 @@ def _split(
         S[q, TOK] = -1
         S[q, BLK] = -1
     elif block >= 0:
-        copy = _new_block(B, G, size_class)
+        copy = _new_block(B, R, G, tree, size_class)
         for i in range((1 << size_class) + (1 if size_class > SMALL else 0)):
             B[copy + i, 0] = B[block + i, 0]
             B[copy + i, 1] = B[block + i, 1]
@@ -792,7 +845,7 @@ def _extend(
     if q < 0:
         new = _new_state(S, B, C, R, G, tree, length)
         while True:
-            _add(S, B, G, P, H, ordered and p != root, p, token, new)
+            _add(S, B, R, G, P, H, ordered and p != root, tree, p, token, new)
             p = S[p, LINK]
             if p < 0:
                 break
@@ -839,6 +892,11 @@ def _new_tree(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int) -> None:
     R[tree, R_END] = 0
     R[tree, R_CHUNK] = -1
     R[tree, R_STATES] = 0
+    R[tree, R_BNEXT] = 0
+    R[tree, R_BEND] = 0
+    R[tree, R_BCHUNK] = -1
+    for size_class in range(SMALL + 1):
+        R[tree, R_BFREE + size_class] = -1
     root = _new_state(S, B, C, R, G, tree, np.int64(0))
     S[root, LINK] = -1
     R[tree, R_ROOT] = root
@@ -853,15 +911,18 @@ def _new_tree(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int) -> None:
 
 
 @_inner
-def _free_tree(S: Any, C: Any, R: Any, G: Any, tree: int) -> None:
-    """Give back the states of a request's tree, in constant time.
+def _free_tree(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int) -> None:
+    """Give back the states and small blocks of a request's tree, in constant time.
 
-    Their blocks are given back when a chunk of states is used again.
+    Its hash tables are given back when a chunk of states is used again.
     """
     for v in range(R[tree, R_NEXT], R[tree, R_END]):
         S[v, BLK] = -1
     C[R[tree, R_TAIL], 0] = G[G_SFREE]
     G[G_SFREE] = R[tree, R_CHUNK]
+    if R[tree, R_BCHUNK] >= 0:
+        B[R[tree, R_BTAIL], 1] = G[G_BFREE + PAIR_CHUNKS]
+        G[G_BFREE + PAIR_CHUNKS] = R[tree, R_BCHUNK]
     R[tree, R_ALIVE] = 0
 
 
@@ -912,7 +973,7 @@ def _forget(
             w = S[w, LINK]
         in_order = ordered and p != root
         if S[w, COUNT] == 0:
-            _remove(S, B, G, P, H, in_order, p, token)
+            _remove(S, B, R, G, P, H, in_order, p, token)
         elif p != root:
             _fall(S, B, P, H, in_order, p, token, w)
         p = S[p, LINK]
@@ -1676,8 +1737,10 @@ def _fetch(
     num_tokens = _int32(G[G_COUNTS])
     walks = _walks(G[G_SCRATCH + 6])
     trail = _int64(G[G_SCRATCH + 7])
+    parts = _int64(G[G_TABLES + 4])
     for i in range(begin, end):
-        prefetch(R, handles[i])
+        for part in range(0, TREE_FIELDS, 8):
+            prefetch(parts, handles[i] * TREE_FIELDS + part)
     n = np.int64(0)
     for i in range(begin, end):
         tree = handles[i]
@@ -1855,7 +1918,7 @@ def _run(
     while G[G_ENDED] > 0:
         ended = G[G_ENDED]
         G[G_ENDED] = R[ended, R_NEXT_ENDED]
-        _free_tree(S, C, R, G, ended)
+        _free_tree(S, B, C, R, G, ended)
     if op == INIT:
         _new_tree(S, B, C, R, G, np.int64(0))
         return np.int64(OK)

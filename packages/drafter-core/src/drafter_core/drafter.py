@@ -219,6 +219,7 @@ class SuffixDrafter:
         header[k.G_VERIFY] = self._verify_tokens or 0
         header[[k.G_SFREE, k.G_STATEFREE, k.G_TFREE]] = -1
         header[k.G_BFREE : k.G_BFREE + 32] = -1
+        header[k.G_TOPCLASS] = k.SMALL + 2
         self._header = header
         self._address = header.ctypes.data
         self._measure()
