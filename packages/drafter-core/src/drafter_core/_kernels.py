@@ -29,13 +29,13 @@ Arrays
                                  calibration: a pair (tried, right) per cell
     P, H                         B and S in exact mode, where they have two columns more; or None
 
-G is the only table that Python names in a call, by its address; the others are made of their
-addresses in it, as `Rows` (`_rows.py`): an array as an argument costs 0.2 µs at every call.
-Functions take one request's row of W.
+The address of G is the only argument of a call from Python; G says what is to be done, and where
+the other tables are, which become `Rows` (`_rows.py`): a number as an argument costs 0.04 µs at
+every call, an array 0.2 µs. Functions take one request's row of W.
 
-What keeps compiling short: one entry point for each mode (`run`, `run_exact`), helpers without
-Python wrappers and without reference counts, and int64 for every scalar, so that each helper is
-compiled once. What keeps calling short: only ints and floats as arguments. Numba drops the
+What keeps compiling short: one entry point for each mode (`run`, `run_exact`), helpers that are
+compiled only as its parts (`_parts.py`), without Python wrappers and without reference counts, and
+int64 for every scalar, so that each helper is compiled once. What keeps calling short: one argument. Numba drops the
 branches under `if P is not None` (exact mode) before it types them, so these cost the default mode
 nothing.
 """
@@ -55,6 +55,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numba import njit, types
 
+from drafter_core._parts import Part, Whole
 from drafter_core._rows import maker, prefetch
 
 # fields of S
@@ -96,6 +97,7 @@ G_BFREE = 32  # 32 free lists of tables, one per size class, and of pair chunks
 G_TABLES = 64  # addresses of S, B, T, C, R, Q, W
 G_OUT = 72  # addresses of the results: tokens, probs, info, scores; then columns and rows
 G_SCRATCH = 80  # addresses of ints, probs, heap probs, heap; columns, heap size; walks, trail
+G_CALL = 88  # op, first, second, begin, end; then as float64 factor, offset, min_prob
 HEADER_FIELDS = 96
 
 # what a drafted token is judged by: tree, match length, occurrences, share of them, place in draft
@@ -185,19 +187,21 @@ _walks = maker(types.int64, WALK_FIELDS)
 _int32 = maker(types.int32, 1)
 _int64 = maker(types.int64, 1)
 _float32 = maker(types.float32, 1)
+_float64 = maker(types.float64, 1)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _inner(function: _Function) -> _Function:
     return njit(
-        error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
+        error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False,
+        pipeline_class=Part,
     )(function)
 
 
 def _entry(function: _Function) -> _Function:
     # The GIL is kept: a step is shorter than the wait for getting it back.
-    options = {"error_model": "numpy", "no_cfunc_wrapper": True}
+    options = {"error_model": "numpy", "no_cfunc_wrapper": True, "pipeline_class": Whole}
     try:
         return njit(cache=True, **options)(function)
     except RuntimeError:  # no directory to keep the compiled code in: compile in every process
@@ -1851,11 +1855,11 @@ def _is_alive(R: Any, G: Any, handle: int) -> bool:
 
 
 @_entry
-def run(
-    op: int, header: int, first: int, second: int, begin: int, end: int,
-    factor: float, offset: float, min_prob: float,
-) -> int:
+def run(header: int) -> int:
     """Do one operation of a drafter in default mode.
+
+    header is the address of G. From G_CALL on it holds the operation and what it is to be done
+    with: op, first, second, begin, end; and for STEP and SPECULATE factor, offset, min_prob.
 
     INIT        make the global tree
     START       begin request `first` with response row `second` (-1: none) and feed it text[:end],
@@ -1874,7 +1878,7 @@ def run(
     the number of the first request that did not fit, or `first`; TOO_NARROW where the results need
     more room. SPECULATE returns 0 where the heap needs more room, else 1. The others return 0.
 
-    header is the address of G. Where it says so are
+    Where G says so are
     inputs   of a step of n requests: handles, rows int64 [n], token_ids int32 [r, c], num_tokens
              int32 [r] and limits, the longest drafts, int32 [n]; text int32 [end]; context
              int32 [depth]
@@ -1883,33 +1887,30 @@ def run(
              probs float32 [h] and entries int32 [h, 4]; what `_fetch` keeps
     """
     G = _int64(header)
-    return _run(
-        op, G, _states(G[G_TABLES]), _pairs(G[G_TABLES + 1]), None, None, first, second, begin, end,
-        np.float32(factor), np.float32(offset), np.float32(min_prob),
-    )  # fmt: skip
+    return _run(header, G, _states(G[G_TABLES]), _pairs(G[G_TABLES + 1]), None, None)
 
 
 @_entry
-def run_exact(
-    op: int, header: int, first: int, second: int, begin: int, end: int,
-    factor: float, offset: float, min_prob: float,
-) -> int:
+def run_exact(header: int) -> int:
     """Do one operation of a drafter in exact mode; as `run`."""
     G = _int64(header)
     states = _ordered_states(G[G_TABLES])
     pairs = _ordered_pairs(G[G_TABLES + 1])
-    return _run(
-        op, G, states, pairs, pairs, states, first, second, begin, end,
-        np.float32(factor), np.float32(offset), np.float32(min_prob),
-    )  # fmt: skip
+    return _run(header, G, states, pairs, pairs, states)
 
 
 @_inner
-def _run(
-    op: int, G: Any, S: Any, B: Any, P: Any, H: Any, first: int, second: int, begin: int, end: int,
-    factor: float, offset: float, min_prob: float,
-) -> int:
-    """`run` with its tables. All in one: LLVM works through everything again for each caller."""
+def _run(header: int, G: Any, S: Any, B: Any, P: Any, H: Any) -> int:
+    """`run` with its tables."""
+    op = G[G_CALL]
+    first = G[G_CALL + 1]
+    second = G[G_CALL + 2]
+    begin = G[G_CALL + 3]
+    end = G[G_CALL + 4]
+    settings = _float64(header + 8 * (G_CALL + 5))
+    factor = np.float32(settings[0])
+    offset = np.float32(settings[1])
+    min_prob = np.float32(settings[2])
     T = _int32(G[G_TABLES + 2])
     C = _pairs(G[G_TABLES + 3])
     R = _trees(G[G_TABLES + 4])
@@ -2075,7 +2076,7 @@ def prepare(exact: bool) -> Any:
 
     It is called without Numba's dispatcher, which looks at the type of every argument.
     """
-    signature = (*[types.int64] * 6, *[types.float64] * 3)
+    signature = (types.int64,)
     kernel: Any = run_exact if exact else run
     if signature not in kernel.overloads:
         kernel.compile(signature)

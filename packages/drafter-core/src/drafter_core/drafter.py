@@ -7,6 +7,7 @@ before they enter the structure. SuffixDecoding is described in arXiv:2411.04975
 from __future__ import annotations
 
 import os
+import struct
 from collections import deque
 from collections.abc import Collection, Hashable, KeysView, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,8 @@ _EVICTED_AT_ONCE = 2048
 _EVICTED_PER_CALL = 1024
 """Tokens: an eviction must not hold up the engine's step; 1000 tokens take about 0.2 ms."""
 _MAX_ROWS = (1 << 31) - 4096
+_CALL = struct.Struct("=5q3d")
+"""What the kernels are to do, as it stands in their header."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,8 @@ class SuffixDrafter:
         self._batch = self._output = _Output(0, 0)
         self._write_to(self._row)
         self._settings = (0.0, 0.0, 0.0)
+        self._call = memoryview(cast(Any, header[k.G_CALL : k.G_CALL + 8])).cast("B")
+        self._called = -1  # requests of the step that the header tells the kernels to do
         header[k.G_WIDEST] = -1
         self._scratch = _Scratch(0, 0)
         self._use_scratch(_Scratch(depth + k.CHUNK + 1, _HEAP if self._exact else 0))
@@ -550,7 +555,10 @@ class SuffixDrafter:
         n = len(handles)
         plan = (n, max_tokens, max_spec_factor, max_spec_offset, min_token_prob)
         self._prepare(plan, rows, token_ids, num_tokens)
-        self._inputs.handles[:n] = handles
+        if n == 1:  # twice as fast as a slice
+            self._inputs.handle_view[0] = handles.item()
+        else:
+            self._inputs.handles[:n] = handles
         batch = self._step(n).batch(n)
         if budget is not None:
             _spend(batch, budget)
@@ -596,7 +604,10 @@ class SuffixDrafter:
             self._evict_some(_EVICTED_PER_CALL)
         if self._output is not self._batch:
             self._write_to(self._batch)
-        done = self._kernel(k.STEP, self._address, n, 0, 0, 0, *self._settings)
+        if self._called != n:  # else the header says so from the step before
+            _CALL.pack_into(self._call, 0, k.STEP, n, 0, 0, 0, *self._settings)
+            self._called = n
+        done = self._kernel(self._address)
         if done != n:
             self._finish_step(n, done)
         return self._batch
@@ -629,6 +640,7 @@ class SuffixDrafter:
         if slope != self._settings[:2]:
             self._header[k.G_WIDEST] = -1
         self._settings = (*slope, float(min_prob))
+        self._called = -1
         self._plan = None if for_each else plan
 
     def _bind(self, n: int, rows: Any, token_ids: Any, num_tokens: Any) -> None:
@@ -659,7 +671,7 @@ class SuffixDrafter:
                 self._widen(n, self._width(widest, *self._settings[:2]), widest)
             else:
                 self._grow()
-            done = self._kernel(k.STEP, self._address, n, 0, done, 0, *self._settings)
+            done = self._run(k.STEP, n, 0, done, 0, self._settings)
 
     def _widen(self, n: int, width: int, widest: int) -> None:
         """Make room for the drafts of n requests, of up to `width` tokens.
@@ -750,9 +762,14 @@ class SuffixDrafter:
         except KeyError:
             raise UnknownRequest(request_id, "active") from None
 
-    def _run(self, op: int, first: int, second: int, begin: int = 0, end: int = 0) -> int:
-        """One operation that drafts nothing; see `_kernels.run`."""
-        result: int = self._kernel(op, self._address, first, second, begin, end, 0.0, 0.0, 0.0)
+    def _run(
+        self, op: int, first: int, second: int, begin: int = 0, end: int = 0,
+        settings: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    ) -> int:  # fmt: skip
+        """One operation; see `_kernels.run`."""
+        _CALL.pack_into(self._call, 0, op, first, second, begin, end, *settings)
+        self._called = -1
+        result: int = self._kernel(self._address)
         return result
 
     def _feed(self, handle: int, tokens: NDArray[Any], begin: int, part: int) -> None:
@@ -780,10 +797,8 @@ class SuffixDrafter:
             self._write_to(self._row)
         if not self._exact:
             factor, offset = _bounded(factor), _bounded(offset)
-        factor, offset, min_prob = float(factor), float(offset), float(min_prob)
-        while not self._kernel(
-            k.SPECULATE, self._address, handle, known, width, int(as_tree), factor, offset, min_prob
-        ):
+        settings = (float(factor), float(offset), float(min_prob))
+        while not self._run(k.SPECULATE, handle, known, width, int(as_tree), settings):
             self._use_scratch(_Scratch(self._scratch.width, 4 * self._scratch.heap))
         row = self._row
         length = int(row.info[k.OUT_LENGTH, 0])
