@@ -1,8 +1,8 @@
 """Speed, memory and start-up of drafter_core beside arctic-inference, as ratios from one run.
 
-Steps, prompts and stops are timed alternating in this process; memory, growth, pauses, eviction and start-up in a child process per contestant. Prints tables,
-writes JSON and, with `--report`, the committed page. Sets no threshold: it measures. `nox -s bench`
-runs it.
+Steps, prompts and stops are timed alternating in this process; memory, growth, pauses, eviction and
+start-up in a child process per contestant. Prints tables, writes JSON and, with `--report`, the
+committed page. Sets no threshold: it measures. `nox -s bench` runs it.
 """
 
 from __future__ import annotations

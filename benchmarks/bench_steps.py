@@ -27,9 +27,9 @@ CLOCKS = {"wall": time.perf_counter_ns, "processor": time.thread_time_ns}
 
 
 TURNS = ("replay", "step")
-"""Who works when: each replays the whole trace in its turn, so that the processor's caches hold what
-it left there a step ago; or the peer and one of ours take every step in turn, so that each finds
-what the other left."""
+"""Who works when: each replays the whole trace in its turn, so that the processor's caches hold
+what it left there a step ago; or the peer and one of ours take every step in turn, so that each
+finds what the other left."""
 
 
 @dataclass

@@ -35,9 +35,9 @@ every call, an array 0.2 µs. Functions take one request's row of W.
 
 What keeps compiling short: one entry point for each mode (`run`, `run_exact`), helpers that are
 compiled only as its parts (`_parts.py`), without Python wrappers and without reference counts, and
-int64 for every scalar, so that each helper is compiled once. What keeps calling short: one argument. Numba drops the
-branches under `if P is not None` (exact mode) before it types them, so these cost the default mode
-nothing.
+int64 for every scalar, so that each helper is compiled once. What keeps calling short: one
+argument. Numba drops the branches under `if P is not None` (exact mode) before it types them, so
+these cost the default mode nothing.
 """
 
 # Argument lists stay on few lines here: the same arrays lead each of them.
@@ -701,7 +701,7 @@ def _fall(
 def _remove(
     S: Any, B: Any, R: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int
 ) -> None:
-    """Remove an edge of v, a state of the global tree; give memory back that is not needed any more."""
+    """Remove an edge of v, a state of the global tree; give back memory that is not needed."""
     block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
     if S[v, TOK] == token:
