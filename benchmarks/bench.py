@@ -279,7 +279,8 @@ def start_up_grids(results: dict[str, Any]) -> list[Grid]:
         [clock, *(f"{seconds:.2f}" for seconds in run.values())] for clock, run in results.items()
     ]
     columns = ["clock", "cold, empty Numba cache", "warm", "peer"]
-    return [("From the first line of a program to the first draft, imports included (s)", columns, rows)]
+    title = "From the first line of a program to the first draft, imports included (s)"
+    return [(title, columns, rows)]
 
 
 def cell(values: dict[str, float], mark: str) -> str:
