@@ -1321,12 +1321,13 @@ def _cap(G: Any, length: int, max_tokens: int, factor: float, offset: float) -> 
 def _draft_from(
     S: Any, B: Any, G: Any, P: Any, H: Any, v: int, matched: int,
     max_tokens: int, factor: float, offset: float, min_prob: float, as_tree: bool,
-    tokens: Any, probs: Any, parents: Any,
+    least: float, tokens: Any, probs: Any, parents: Any,
 ) -> tuple[int, float, int]:
     """The best draft over all suffixes of the word of `matched` tokens in state v.
 
-    Writes it into tokens, probs, parents; returns its length, its score and its match length.
-    Descends from the longest match and stops when no shorter one can score higher.
+    Writes it into tokens, probs, parents; returns its length, its score and its match length. With
+    none that scores higher than `least`: 0, `least`, `matched`. Descends from the longest match and
+    stops when no shorter one can score higher.
     """
     width = G[G_SCRATCH + 4]
     ints = G[G_SCRATCH]
@@ -1336,7 +1337,7 @@ def _draft_from(
     some_probs = _float32(floats)
     prefix = _float32(floats + 4 * width)
     best_n = np.int64(0)
-    best_score = np.float32(0.0)
+    best_score = np.float32(least)
     best_match = matched
     while S[v, LINK] >= 0:
         high = matched
@@ -1365,7 +1366,9 @@ def _draft_from(
             longest = np.int64(0)
             for length in range(low, high + 1):
                 longest = max(longest, _cap(G, length, max_tokens, factor, offset))
-            n = _draft_path(S, v, longest, min_prob, some, some_probs, prefix)
+            n = np.int64(0)
+            if longest > best_score:  # no token adds more than one to the score
+                n = _draft_path(S, v, longest, min_prob, some, some_probs, prefix)
             if n > 0 and prefix[n] > best_score:
                 length = high
                 m = min(n, _cap(G, length, max_tokens, factor, offset))
@@ -1386,6 +1389,17 @@ def _draft_from(
 
 
 @_inner
+def _occurs(S: Any, B: Any, root: int, tokens: Any, begin: int, end: int) -> bool:
+    """Whether the word tokens[begin:end] is in a tree."""
+    v = root
+    for i in range(begin, end):
+        v = _find(S, B, v, tokens[i])
+        if v < 0:
+            return False
+    return True
+
+
+@_inner
 def _local_match(
     S: Any, B: Any, R: Any, G: Any, tree: int, context: Any, known: int, at_end: bool
 ) -> tuple[int, int]:
@@ -1401,17 +1415,21 @@ def _global_match(
 ) -> tuple[int, int]:
     """State and length of the longest match in the global tree.
 
-    It is the end of the response (in default mode, of the prompt and the response) where that is as
-    long as a match may be, or there is no more context, or it occurs nowhere else: then nothing
-    longer occurs either.
+    It is the whole response (in default mode, the end of the prompt and the response) where that is
+    as long as a match may be, or there is no more context, or nothing longer occurs: because the
+    response occurs nowhere else, or never behind the last token of its prompt.
     """
     depth = G[G_DEPTH]
+    root = R[0, R_ROOT]
     if at_end and R[tree, R_SEQ] >= 0:
         v = R[tree, R_GSTATE]
         length = R[tree, R_RLEN]
-        if length >= depth or (length > 0 and (G[G_EXACT] == 0 or S[v, COUNT] == 1)):
+        if length >= depth or (length > 0 and (
+            G[G_EXACT] == 0 or S[v, COUNT] == 1 or known <= length
+            or not _occurs(S, B, root, context, depth - length - 1, depth)
+        )):  # fmt: skip
             return v, min(length, depth)
-    return _match(S, B, R[0, R_ROOT], depth, context, known)
+    return _match(S, B, root, depth, context, known)
 
 
 @_inner
@@ -1437,7 +1455,7 @@ def _draft(
             v = S[v, LINK]
     n, score, match = _draft_from(
         S, B, G, P, H, v, matched, max_tokens, factor, offset, min_prob, as_tree,
-        out_tokens, out_probs, parents,
+        np.float32(0.0), out_tokens, out_probs, parents,
     )
     if n < 0:
         return n, score, match
@@ -1451,7 +1469,7 @@ def _draft(
     shared_probs = _float32(G[G_SCRATCH + 1] + 8 * width)
     shared_n, shared_score, shared_match = _draft_from(
         S, B, G, P, H, v, matched, max_tokens, factor, offset, min_prob, as_tree,
-        shared_tokens, shared_probs, shared_parents,
+        score, shared_tokens, shared_probs, shared_parents,
     )
     if shared_n >= 0 and not shared_score > score:
         return n, score, match
