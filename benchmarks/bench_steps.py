@@ -322,12 +322,13 @@ def time_prompts(
     enough = [text.response for text in texts if len(text.response) >= length]
     for number, response in enumerate(islice(cycle(enough), repeats)):
         prompt = np.ascontiguousarray(response[:length])
+        name = f"prompt {length} {number}"
         first = number % len(contestants)
         for contestant in (*contestants[first:], *contestants[:first]):
             before = now()
-            contestant.start(f"prompt {length} {number}", prompt)
+            contestant.start(name, prompt)
             between = now()
-            contestant.stop(f"prompt {length} {number}")
+            contestant.stop(name)
             after = now()
             result.start[contestant.name].append((between - before) / length)
             result.stop[contestant.name].append(after - between)
