@@ -260,6 +260,8 @@ def main(
         while time.monotonic() - started < seconds and not (histories and done >= histories):
             try:
                 History(number, counts).run(operations)
+            except KeyboardInterrupt:  # what was done until now is kept
+                break
             except Exception as failure:  # noqa: BLE001 - whatever it is, it is one
                 state["failures"].append(f"history {number}: {type(failure).__name__}: {failure}")
                 console.print(f"[red]{state['failures'][-1]}")
