@@ -51,7 +51,13 @@ def environment(stamps: Path | None = None, **changes: str | None) -> dict[str, 
 
 
 def read_stamps(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """What the processes of an engine said, but for one that may or may not be there.
+
+    vLLM keeps what it found out about a model's class, in one place for all releases. Where it is
+    not there, or another release wrote it last, a process that inspects the class registers too.
+    """
+    stamps = map(json.loads, path.read_text().splitlines() if path.exists() else [])
+    return [stamp for stamp in stamps if stamp["role"] != "model inspection"]
 
 
 @dataclass(frozen=True)

@@ -119,8 +119,7 @@ class Soak:
         self.processes = {
             stamp["pid"]: psutil.Process(stamp["pid"])
             for stamp in server.stamps
-            # The one that inspects the model's class ends before the server is ready.
-            if stamp["event"] == "registered" and stamp["role"] != "model inspection"
+            if stamp["event"] == "registered"
         }
         self.roles = {stamp["pid"]: stamp["role"] for stamp in server.stamps}
 
