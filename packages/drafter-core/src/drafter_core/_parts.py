@@ -4,7 +4,7 @@ Numba makes every compiled function ready to be run by itself: it optimizes it w
 calls, and turns it into machine code. Of functions that only kernels call none of that is ever
 run, and what is called by many is worked through again for each. Here a `Part` is left as it is
 until it has been linked into a `Whole`, and that is optimized once, knowing that nobody else calls
-its parts: half the time to compile, and code that is a little faster.
+its parts: three quarters of the time to compile or less, and code that is a little faster.
 
 Knows Numba's compiler (`numba.core.codegen`, from 0.61 to 0.69 the same); knows nothing of drafts.
 A kernel that is cached does not notice an edit here: empty the cache after one.
