@@ -50,6 +50,7 @@ PACKAGES = (*PLUGIN, PATCHES, SCANNER)
 TEST_TOOLS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100")
 
 MODELS = "build/models"
+MENDED = ROOT / "tests" / "mended"
 WHEELS = ROOT / "build" / "wheels"
 
 
@@ -192,7 +193,9 @@ def _compare_session(pin: Pin) -> None:
         python = _vllm_with_our_wheels(session, pin)
         session.run(python, "tools/demo/make_model.py", MODELS, external=True)
         path = {"PYTHONPATH": str(ROOT / "tools")}
-        command = (python, "-m", "demo.compare", "--arctic", str(_peer(session, python)))
+        command = [python, "-m", "demo.compare", "--arctic", str(_peer(session, python))]
+        if pin.mended:
+            command += ["--path", str(MENDED)]
         page = ("--page", "docs/engines.md")
         session.run(*command, *(session.posargs or page), env=path, external=True)
 
@@ -325,6 +328,8 @@ def _test_on_vllm(
     python = _vllm_with_our_wheels(session, pin, packages)
     session.run(python, "tools/demo/make_model.py", MODELS, external=True)
     environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
+    if pin.mended:
+        environment["PYTHONPATH"] = str(MENDED)
     # `python -m pytest` would put the repository itself on the path.
     pytest = str(Path(python).with_name("pytest"))
     session.run(pytest, tests, *session.posargs, env=environment, external=True)

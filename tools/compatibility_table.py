@@ -36,6 +36,10 @@ CLAIMS = {
     "compare": "beside arctic-inference on the real engine",
     "demo": "the demo",
 }
+MENDED = (
+    "**As shipped its CPU build cannot speculate with any method**; what ran on the real engine "
+    "ran with it [mended for the tests](docs/pins.md)"
+)
 
 
 def runner_call(surface: dict[str, Any], version: str) -> str:
@@ -59,6 +63,8 @@ def rows(pins: list[Pin], surface: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
     def truth(pin: Pin) -> tuple[str, ...]:
         verified = "; ".join(CLAIMS[name] for name in CLAIMS if name in pin.verified)
+        if pin.mended:
+            verified += f". {MENDED}"
         custom = "yes" if has_custom_class(surface, pin.vllm) else "-"
         return runner_call(surface, pin.vllm), custom, verified or "not yet"
 

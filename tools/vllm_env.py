@@ -65,6 +65,7 @@ class Pin:
     torch: str
     level: str
     cpu_wheel: bool = True
+    mended: bool = False
     verified: tuple[str, ...] = ()
 
 

@@ -20,6 +20,12 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SUFFIX = {"method": "suffix"}
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 4,
+}
 START_SECONDS = 420
 
 

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from engines import SUFFIX, run_engine
+from engines import NGRAM, SUFFIX, run_engine
 from prompts import ALL, GREEDY, arrivals
 
-NGRAM = {
-    "method": "ngram",
-    "num_speculative_tokens": 4,
-    "prompt_lookup_min": 2,
-    "prompt_lookup_max": 4,
-}
 CUSTOM_CLASS = {
     "method": "custom_class",
     "model": "vllm_drafter.CustomClassProposer",

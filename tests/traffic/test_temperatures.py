@@ -2,7 +2,7 @@
 
 What is drawn at a temperature differs from run to run, so the samples are those of which only one
 can be drawn: with `top_p` near zero the best token is the only one left. vLLM's CPU build gets them
-wrong whoever drafts, so the sampler is mended here: see `mended/`.
+wrong whoever drafts, so the sampler is mended here: see `tests/mended/`.
 """
 
 from __future__ import annotations

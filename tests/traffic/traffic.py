@@ -17,7 +17,7 @@ from engines import SUFFIX, environment
 
 HERE = Path(__file__).parent
 RUN_SECONDS = 900
-MENDED = str(HERE / "mended")
+MENDED = str(HERE.parent / "mended")
 """On PYTHONPATH, it mends what vLLM's CPU build gets wrong at a temperature."""
 
 Request = dict[str, Any]

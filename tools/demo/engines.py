@@ -29,13 +29,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "suffix": {"speculative_config": {"method": "suffix"}, "environment": {"VLLM_DRAFTER": "1"}},
 }
 # What the comparison runs beside them: vLLM as it is, with arctic-inference on its path. Of the
-# plugins none is loaded, the peer's own neither, which refuses a CPU.
+# plugins none is loaded, the peer's own neither, which refuses a CPU; but for tests/mended, where
+# that is on the path.
 PEER_KIND = "arctic"
 _ALL_KINDS: dict[str, dict[str, Any]] = {
     **KINDS,
     PEER_KIND: {
         "speculative_config": {"method": "suffix"},
-        "environment": {"VLLM_DRAFTER": "0", "VLLM_PLUGINS": ""},
+        "environment": {"VLLM_DRAFTER": "0", "VLLM_PLUGINS": "mended_sampler"},
     },
 }
 ENVIRONMENT = {
