@@ -154,13 +154,14 @@ def traffic(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Half an hour of mixed load on one server, watched: docs/soak.md; -- --minutes 5."""
+    """Half an hour of mixed load on one server, watched: docs/soak.md; -- --minutes 5; --plain."""
     python = _vllm_with_our_wheels(session, DEFAULT_PIN)
     session.run(python, "tools/demo/make_model.py", MODELS, external=True)
     session.install("matplotlib>=3.8")
-    numbers = "build/soak/soak.json"
+    folder = "build/soak"
+    numbers = f"{folder}/{'plain' if '--plain' in session.posargs else 'soak'}.json"
     session.run(python, "tests/traffic/soak.py", numbers, *session.posargs, external=True)
-    session.run("python", "tests/traffic/soak_report.py", numbers, "docs/soak.md")
+    session.run("python", "tests/traffic/soak_report.py", folder, "docs/soak.md")
 
 
 def _contract_session(pin: Pin) -> None:

@@ -34,7 +34,14 @@ from vllm_drift.tree import SourceTree
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "engine"), str(ROOT / "tools")]
 
-from engines import SUFFIX, model_path, read_stamps, start_engine, start_server  # noqa: E402
+from engines import (  # noqa: E402
+    SUFFIX,
+    TWO_CORES,
+    model_path,
+    read_stamps,
+    start_engine,
+    start_server,
+)
 from prompts import ALL, GREEDY  # noqa: E402
 from vllm_env import load_pins  # noqa: E402
 
@@ -42,7 +49,6 @@ START, END = "<!-- nox -s processes: {} -->", "<!-- end -->"
 CALLEE = "load_general_plugins"
 PROMPTS = ALL[:12]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
-TWO = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,11 @@ class Layout:
 
 LAYOUTS = (
     Layout("one worker", {}),
-    Layout("tensor parallel, 2", {"tensor_parallel_size": 2}, environment=TWO),
-    Layout("pipeline parallel, 2", {"pipeline_parallel_size": 2}, environment=TWO),
-    Layout("server, data parallel, 2", {"data_parallel_size": 2}, server=True, environment=TWO),
+    Layout("tensor parallel, 2", {"tensor_parallel_size": 2}, environment=TWO_CORES),
+    Layout("pipeline parallel, 2", {"pipeline_parallel_size": 2}, environment=TWO_CORES),
+    Layout(
+        "server, data parallel, 2", {"data_parallel_size": 2}, server=True, environment=TWO_CORES
+    ),
 )
 
 

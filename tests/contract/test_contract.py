@@ -6,6 +6,7 @@ DRAFTER_CONTRACT_VLLM names.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -315,3 +316,12 @@ def test_with_nothing_shared_a_response_is_its_requests_own(
         step({"a": response[start : start + 8]})
     batch.add("b", [4, 5, 6])
     assert step({"a": response[:6], "b": response[:6]}) == {"a": response[6:12], "b": []}
+
+
+def test_a_worker_is_told_of_no_tenant_but_the_lora_adapter() -> None:
+    # Where this fails, answers could be shared within more than an adapter: docs/knobs.md.
+    from vllm.v1.core.sched.output import NewRequestData
+
+    told = {field.name for field in dataclasses.fields(NewRequestData)}
+    assert "lora_request" in told
+    assert [name for name in told if any(w in name for w in ("salt", "tenant", "user"))] == []

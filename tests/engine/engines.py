@@ -26,6 +26,13 @@ NGRAM = {
     "prompt_lookup_min": 2,
     "prompt_lookup_max": 4,
 }
+CUSTOM_CLASS = {
+    "method": "custom_class",
+    "model": "vllm_drafter.CustomClassProposer",
+    "num_speculative_tokens": 16,
+}
+TWO_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+"""The environment of an engine with two workers."""
 START_SECONDS = 420
 
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from engines import NGRAM, SUFFIX, run_engine
+from engines import CUSTOM_CLASS, NGRAM, SUFFIX, run_engine
 from prompts import ALL, GREEDY, arrivals
 
-CUSTOM_CLASS = {
-    "method": "custom_class",
-    "model": "vllm_drafter.CustomClassProposer",
-    "num_speculative_tokens": 16,
-}
 PROMPTS = ALL[:12]
 RUN = {
     "name": "greedy",

@@ -9,12 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from engines import SUFFIX, EngineResult, model_path, run_engine, start_engine, start_server
+from engines import (
+    SUFFIX,
+    TWO_CORES,
+    EngineResult,
+    model_path,
+    run_engine,
+    start_engine,
+    start_server,
+)
 from prompts import EDITS, GREEDY
 
 from drafter_core import SuffixDrafter
-
-TWO_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 @pytest.fixture(scope="module")

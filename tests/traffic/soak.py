@@ -224,7 +224,7 @@ def main() -> int:
     parser.add_argument(
         "--plain",
         action="store_true",
-        help="without speculation: whether vLLM's own answers change under this load",
+        help="without speculation: whether vLLM's own answers change, or its memory grows, so too",
     )
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,8 @@
 """Makes a page and a plot of what `soak.py` measured.
 
-python soak_report.py soak.json docs/soak.md
+    python soak_report.py build/soak docs/soak.md
+
+The directory holds `soak.json`, and `plain.json` where the same has run without speculation.
 """
 
 from __future__ import annotations
@@ -55,6 +57,17 @@ Latency by kind of request, over the whole run, in seconds:
 {kinds}
 
 ![Memory and latency over time]({plot})
+{beside}"""
+BESIDE = """
+## Whose memory grows
+
+The same load for {minutes:g} minutes on the same server without speculation ({cores} cores, load
+average {load:.1f}; {answered} requests answered, {errors} failed; of {probes} probes {changed}
+changed). The most memory that the worker had taken, in MiB, when so many requests were answered:
+
+| requests | with our drafter | without speculation |
+| --- | --- | --- |
+{rows}
 """
 
 
@@ -88,6 +101,37 @@ def kinds(run: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def answered(run: dict[str, Any]) -> list[float]:
+    """When each request was answered, or its stream left, in order."""
+    return sorted(request["at"] + request["took"] for request in run["requests"])
+
+
+def most_memory(run: dict[str, Any], requests: int) -> float:
+    """The most resident memory of the worker until so many requests were answered, in MiB."""
+    until = answered(run)[requests - 1] if requests else run["samples"][0]["at"]
+    most: int = max(s["rss"]["worker"] for s in run["samples"] if s["at"] <= until)
+    return most / MIB
+
+
+def beside(run: dict[str, Any], plain: dict[str, Any]) -> str:
+    """What the same did without speculation, for the page."""
+    last = min(len(run["requests"]), len(plain["requests"]))
+    rows = [
+        f"| {n} | {most_memory(run, n):.0f} | {most_memory(plain, n):.0f} |"
+        for n in sorted({*range(0, last, 100), last})
+    ]
+    return BESIDE.format(
+        minutes=plain["minutes"],
+        cores=plain["cores"],
+        load=statistics.median(sample["load"] for sample in plain["samples"]),
+        answered=len(plain["requests"]),
+        errors=len(plain["errors"]),
+        probes=len(plain["probes"]),
+        changed=plain["changed"],
+        rows="\n".join(rows),
+    )
+
+
 def plot(run: dict[str, Any], path: Path) -> None:
     samples = run["samples"]
     minutes = [sample["at"] / 60 for sample in samples]
@@ -115,10 +159,10 @@ def plot(run: dict[str, Any], path: Path) -> None:
     count.set_ylim(bottom=0)
     cache.legend(loc="lower center")
     count.legend(loc="lower right")
-    answered = [request for request in run["requests"] if request["kind"] != "hang up"]
+    whole = [request for request in run["requests"] if request["kind"] != "hang up"]
     latency.plot(
-        [request["at"] / 60 for request in answered],
-        [request["took"] for request in answered],
+        [request["at"] / 60 for request in whole],
+        [request["took"] for request in whole],
         ".",
         ms=2,
         alpha=0.4,
@@ -139,7 +183,8 @@ def plot(run: dict[str, Any], path: Path) -> None:
 
 
 def main(numbers: Path, page: Path) -> None:
-    run = json.loads(numbers.read_text())
+    run = json.loads((numbers / "soak.json").read_text())
+    plain = numbers / "plain.json"
     last = run["samples"][-1]
     drawn = page.with_suffix(".svg")
     plot(run, drawn)
@@ -167,6 +212,7 @@ def main(numbers: Path, page: Path) -> None:
             parts=parts(run),
             kinds=kinds(run),
             plot=drawn.name,
+            beside=beside(run, json.loads(plain.read_text())) if plain.exists() else "",
         )
     )
 

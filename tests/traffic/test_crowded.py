@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from engines import SUFFIX
+from engines import CUSTOM_CLASS, SUFFIX
 from traffic import Pair, Phase, Request, run_traffic
 
 LENGTH = 512
@@ -77,10 +77,19 @@ def plain(folder, tiny) -> dict[str, Phase]:
     return phases
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["prefix-caching", "no-prefix-caching"])
+DRAFTING = {
+    "prefix-caching": (True, SUFFIX),
+    "no-prefix-caching": (False, SUFFIX),
+    # No ids are passed: the drafter knows a request by its tokens, wherever its row has got to.
+    "custom-class": (True, CUSTOM_CLASS),
+}
+
+
+@pytest.fixture(scope="module", params=DRAFTING)
 def pair(request, folder, tiny, plain) -> Pair:
-    caching = {"enable_prefix_caching": request.param, "speculative_config": SUFFIX}
-    engine = {"model": tiny, **CROWDED, **caching}
+    caching, speculation = DRAFTING[request.param]
+    changes = {"enable_prefix_caching": caching, "speculative_config": speculation}
+    engine = {"model": tiny, **CROWDED, **changes}
     return Pair(plain, *run_traffic(folder / f"crowded-{request.param}", engine, PHASES))
 
 

@@ -10,27 +10,28 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from engines import ROOT, start_server
+from engines import ROOT, TWO_CORES, Server, start_server
 from prompts import COPIES
 
 SUFFIX = json.dumps({"method": "suffix", "suffix_decoding_max_cached_requests": 4})
 
 
-@pytest.fixture(
-    scope="module", params=[(), ("--api-server-count", "2")], ids=["one-server", "two-servers"]
-)
-def server(request, folder, smollm):
+@contextmanager
+def serving(folder: Path, model: str, *arguments: str, **changes: str) -> Iterator[Server]:
+    """A server that has answered twelve questions, four at once, and published what it did."""
     server = start_server(
-        folder / f"observed-{len(request.param)}",
-        smollm,
+        folder,
+        model,
         *("--dtype", "float32", "--max-num-seqs", "8", "--speculative-config", SUFFIX),
-        *request.param,
+        *arguments,
         VLLM_DRAFTER_LOG_SECONDS="1",
-        TMPDIR=str(folder),
+        **changes,
     )
     try:
         with ThreadPoolExecutor(4) as pool:
@@ -41,6 +42,27 @@ def server(request, folder, smollm):
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(
+    scope="module", params=[(), ("--api-server-count", "2")], ids=["one-server", "two-servers"]
+)
+def server(request, folder, smollm):
+    place = folder / f"observed-{len(request.param)}"
+    with serving(place, smollm, *request.param, TMPDIR=str(folder)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def replicas(folder, tiny):
+    with serving(folder / "replicas", tiny, "--data-parallel-size", "2", **TWO_CORES) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def two_workers(folder, tiny):
+    with serving(folder / "two", tiny, "--tensor-parallel-size", "2", **TWO_CORES) as server:
+        yield server
 
 
 def complete(server, prompt: str, **options: object) -> str:
@@ -178,3 +200,43 @@ def test_nothing_is_left_behind_when_the_server_ends(server):
     # The last test of its server.
     server.stop()
     assert [path.name for path in server.log.parents[1].glob("vllm-drafter-*")] == []
+
+
+# --- several processes that draft -----------------------------------------------------------------
+
+
+def drafting_processes(server) -> list[dict[str, dict[str, float]]]:
+    done = top(server.url, "--json")
+    assert done.returncode == 0, done.stderr
+    return sorted(json.loads(done.stdout)["processes"], key=lambda process: process["rank"])
+
+
+def test_each_replica_shows_what_it_drafted_itself(replicas):
+    first, second = drafting_processes(replicas)
+    assert (first["rank"], second["rank"]) == ("0", "0")
+    assert first["process"] != second["process"]
+    answered = [process["values"]["requests"] for process in (first, second)]
+    assert min(answered) > 0
+    assert sum(answered) == 12
+
+
+def test_accepted_tokens_of_each_replica_are_those_that_vllm_counts_of_its_engine(replicas):
+    name = "vllm:spec_decode_num_accepted_tokens_total"
+    of_engines = [
+        float(value) for value in re.findall(rf"^{name}{{.*}} (\S+)$", exposed(replicas), re.M)
+    ]
+    ours = [process["values"]["accepted_tokens"] for process in drafting_processes(replicas)]
+    assert sorted(ours) == sorted(of_engines)
+    assert min(ours) > 0
+
+
+def test_two_workers_show_the_same_and_the_first_is_what_vllm_counts(two_workers):
+    first, second = drafting_processes(two_workers)
+    assert (first["rank"], second["rank"]) == ("0", "1")
+    counted = ("requests", "drafts", "draft_tokens", "accepted_tokens", "cached_tokens")
+    assert [first["values"][name] for name in counted] == [
+        second["values"][name] for name in counted
+    ]
+    assert first["values"]["accepted_tokens"] == two_workers.metric(
+        "vllm:spec_decode_num_accepted_tokens_total"
+    ) > 0  # fmt: skip
