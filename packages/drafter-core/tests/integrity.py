@@ -24,17 +24,16 @@ def check_integrity(drafter: SuffixDrafter) -> int:
         small: dict[int, int] = {}
         for v in found:
             _check_state(tables, v, root)
-            if tables.states[v, k.BLK] >= 0:
-                size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
-                kind = small if size_class <= k.SMALL else spans
-                kind[int(tables.states[v, k.BLK])] = size_class
+            if _is_table(tables, v):
+                spans[int(tables.states[v, k.BLK])] = _kind(tables, v)
+            elif tables.states[v, k.BLK] >= 0:
+                small[int(tables.states[v, k.BLK])] = _size_class(tables, v)
         spans |= dict.fromkeys(_check_small_blocks(tables, tree, small), k.PAIR_CHUNKS)
     chunk = int(tables.header[k.G_SFREE])
     while chunk >= 0:  # what stopped requests left behind keeps its tables until it is used again
         for v in range(chunk * k.CHUNK, (chunk + 1) * k.CHUNK):
-            size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
-            if tables.states[v, k.BLK] >= 0 and size_class > k.SMALL:
-                spans[int(tables.states[v, k.BLK])] = size_class
+            if _is_table(tables, v):
+                spans[int(tables.states[v, k.BLK])] = _kind(tables, v)
         chunk = int(tables.chunks[chunk, 0])
     _check_pool(tables, spans)
     _check_free_states(tables, states)
@@ -45,6 +44,20 @@ def check_integrity(drafter: SuffixDrafter) -> int:
     return len(states)
 
 
+def _size_class(tables, v: int) -> int:
+    return int(tables.states[v, k.META]) >> k.CLASS_SHIFT
+
+
+def _is_table(tables, v: int) -> bool:
+    return bool(tables.states[v, k.BLK] >= 0 and _size_class(tables, v) > k.SMALL)
+
+
+def _kind(tables, v: int) -> int:
+    """The list of free tables that a table belongs to: one in order is twice as large."""
+    ordered = tables.header[k.G_EXACT] and tables.states[v, k.LINK] >= 0
+    return _size_class(tables, v) + bool(ordered)
+
+
 def _edges(tables, v: int) -> list[tuple[int, int]]:
     if tables.states[v, k.TOK] < 0:
         assert tables.states[v, k.BLK] < 0, "a block without a first edge"
@@ -52,10 +65,9 @@ def _edges(tables, v: int) -> list[tuple[int, int]]:
     edges = [(int(tables.states[v, k.TOK]), int(tables.states[v, k.DST]))]
     block = int(tables.states[v, k.BLK])
     if block >= 0:
-        size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
-        first = block + (size_class > k.SMALL)
-        pairs = tables.blocks[first : first + (1 << size_class)]
-        edges += [(int(t), int(d)) for t, d in pairs[:, :2] if t >= 0]
+        first = block + k.HEADER * _is_table(tables, v)
+        pairs = tables.blocks[first : first + (1 << _size_class(tables, v))]
+        edges += [(int(t), int(d)) for t, d in pairs if t >= 0]
         assert len(edges) > 1, "an empty block"
     return edges
 
@@ -65,10 +77,9 @@ def _find(tables, v: int, token: int) -> int:
     if tables.states[v, k.TOK] == token:
         return int(tables.states[v, k.DST])
     block = int(tables.states[v, k.BLK])
-    size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
-    at, first, size = 0, block, 1 << size_class
-    if size_class > k.SMALL:
-        first += 1
+    at, first, size = 0, block, 1 << _size_class(tables, v)
+    if _is_table(tables, v):
+        first += k.HEADER
         at = ((token * 0x9E3779B1) >> 12) & (size - 1)
     for _ in range(size):
         if tables.blocks[first + at, 0] in (token, -1):
@@ -126,39 +137,40 @@ def _check_state(tables, v: int, root: int) -> None:
 
 def _check_block(tables, v: int, root: int, held: int) -> None:
     block = int(tables.states[v, k.BLK])
-    size_class = int(tables.states[v, k.META]) >> k.CLASS_SHIFT
-    cells = tables.blocks[block : block + (1 << size_class)]
-    if size_class <= k.SMALL:
+    counts = [int(tables.states[d, k.COUNT]) for _, d in _edges(tables, v)[1:]]
+    in_order = tables.header[k.G_EXACT] and v != root
+    if not _is_table(tables, v):
+        cells = tables.blocks[block : block + (1 << _size_class(tables, v))]
         assert (cells[:held, 0] >= 0).all(), "a gap in a small block"
         assert (cells[held:, 0] < 0).all()
-    else:
-        assert tables.blocks[block, 0] == held, "a wrong number of edges in the header"
-        counts = [int(tables.states[d, k.COUNT]) for _, d in _edges(tables, v)[1:]]
-        if not tables.header[k.G_EXACT]:
-            assert tables.blocks[block, 1] >= max(counts) or v == root, "a bound below a count"
-    if tables.header[k.G_EXACT] and v != root:
-        pair, before, order = int(tables.states[v, k.HEAD]), -1, []
-        while pair >= 0:
-            assert len(order) <= held, "a loop in the order of siblings"
-            assert tables.blocks[pair, k.BEFORE] == before
-            order.append(int(tables.states[tables.blocks[pair, 1], k.COUNT]))
-            before, pair = pair, int(tables.blocks[pair, k.AFTER])
-        assert tables.states[v, k.TAIL] == before
-        assert len(order) == held, "the order of siblings misses some"
-        assert order == sorted(order, reverse=True), "siblings out of order"
-        if size_class > k.SMALL:
-            _check_leaders(tables, v, block)
+        if in_order:
+            assert counts == sorted(counts, reverse=True), "siblings out of order"
+        return
+    assert tables.blocks[block, 0] == held, "a wrong number of edges in the header"
+    if in_order:
+        _check_order(tables, v, block, held)
+    elif not tables.header[k.G_EXACT]:
+        assert tables.blocks[block, k.BOUND] >= max(counts) or v == root, "a bound below a count"
 
 
-def _check_leaders(tables, v: int, block: int) -> None:
-    """The header of a hash table names the first sibling of each of the lowest counts."""
-    first = {}
-    pair = int(tables.states[v, k.HEAD])
-    while pair >= 0:
-        first.setdefault(int(tables.states[tables.blocks[pair, 1], k.COUNT]), pair)
-        pair = int(tables.blocks[pair, k.AFTER])
+def _check_order(tables, v: int, block: int, held: int) -> None:
+    """The list through a table, and the first sibling of each of the lowest counts."""
+    first = block + k.HEADER
+    links = first + (1 << _size_class(tables, v))
+    place, before, order, leaders = int(tables.blocks[block, k.HEAD]), -1, [], {}
+    while place >= 0:
+        assert len(order) <= held, "a loop in the order of siblings"
+        assert tables.blocks[links + place, k.BEFORE] == before
+        order.append(int(tables.states[tables.blocks[first + place, 1], k.COUNT]))
+        leaders.setdefault(order[-1], place)
+        before, place = place, int(tables.blocks[links + place, k.AFTER])
+    assert tables.blocks[block + 1, k.TAIL] == before
+    assert len(order) == held, "the order of siblings misses some"
+    assert order == sorted(order, reverse=True), "siblings out of order"
+    header = tables.blocks[block:first].ravel()
     for count in range(1, k.LEADS + 1):
-        assert tables.blocks[block, count] == first.get(count, -1), f"a wrong leader of {count}"
+        found = header[k.LEAD_FIELD + count]
+        assert found == leaders.get(count, -1), f"a wrong leader of {count}"
 
 
 def _check_small_blocks(tables, tree: int, used: dict[int, int]) -> list[int]:
@@ -198,7 +210,7 @@ def _check_pool(tables, used: dict[int, int]) -> None:
     at = 0
     for block in sorted(spans):
         assert block == at, "blocks overlap or are lost"
-        pairs = k.PAIRS if spans[block] == k.PAIR_CHUNKS else (1 << spans[block]) + 1
+        pairs = k.PAIRS if spans[block] == k.PAIR_CHUNKS else (1 << spans[block]) + k.HEADER
         at += -(-pairs // k.LINE) * k.LINE
     assert at == tables.header[k.G_BNEXT]
 

@@ -12,7 +12,7 @@ edit in another one. docs/drafter.md explains the structure; in short:
 - All trees share the arrays. Tree 0 is the global tree over responses; every running request has
   one of its own over prompt and response.
 - In exact mode the edges of a state are also kept in the order in which arctic-inference keeps
-  siblings: the first edge, then a list through the pairs of the block.
+  siblings: the first edge, then the pairs of a small block, or a list through those of a table.
 
 Arrays
     S      int32 [states, 6]     LINK, COUNT, TOK, DST, BLK, META
@@ -27,7 +27,7 @@ Arrays
                                  many of them the caller was given
     G      int64 [g]             sizes, free lists, counters, addresses; in default mode then the
                                  calibration: a pair (tried, right) per cell
-    P, H                         B and S in exact mode, where they have two columns more; or None
+    P                            B in exact mode, else None
 
 The address of G is the only argument of a call from Python; G says what is to be done, and where
 the other tables are, which become `Rows` (`_rows.py`): a number as an argument costs 0.04 µs at
@@ -61,13 +61,18 @@ from drafter_core._rows import maker, prefetch
 # fields of S
 LINK, COUNT, TOK, DST, BLK, META = 0, 1, 2, 3, 4, 5
 STATE_FIELDS = 6
-HEAD, TAIL = 6, 7  # exact mode: first and last pair in the order of siblings
 
-# fields of B: token, state
-BEFORE, AFTER = 2, 3  # exact mode: pair before and after in the order of siblings
+# A hash table begins with its header: how many edges it holds, then in order a bound of their
+# counts, else what leads and ends the order of siblings, and what leads those with each low count.
+HEADER = 3  # pairs
+BOUND = 1
+HEAD, TAIL = 1, 0  # TAIL is in the second pair
+LEAD_FIELD = 2  # the leader of those that occur c times is number 2 + c of the header
 LEADS = 3
-"""Exact mode: field c of a hash table's header, c = 1 to 3, is the pair that leads the siblings
-which occur c times, or -1. Most siblings occur that rarely; a place among them is not searched."""
+"""Exact mode: a table knows the leaders of the siblings which occur 1 to 3 times. Most siblings
+occur that rarely; a place among them is not searched."""
+BEFORE, AFTER = 0, 1  # what a table has behind its pairs, for each of them
+
 LEN_MASK = 0xFFFF
 CLASS_SHIFT = 16
 
@@ -137,8 +142,7 @@ CHUNK = 64
 """States per state chunk, tokens per text chunk."""
 
 SMALL = 3
-"""Blocks of up to 2**SMALL edges are scanned; larger ones are hash tables with a header pair:
-(edges in the table, a bound of their counts), or, where siblings are ordered, (edges, leaders)."""
+"""Blocks of up to 2**SMALL edges are scanned; larger ones are hash tables."""
 
 PAIRS = 128
 """Pairs per pair chunk. A tree's small blocks lie in chunks of its own: what is read together lies
@@ -147,8 +151,8 @@ together, and all are given back at once. The first pair of a chunk names the ch
 PAIR_CHUNKS = 31
 """The list of G_BFREE of the pair chunks that are free."""
 
-LINE = 4
-"""Pairs that lie in one line of a processor's cache (in exact mode; half a line in the other)."""
+LINE = 8
+"""Pairs that lie in one line of a processor's cache."""
 
 UNKNOWN = 2147483647
 """The bound of a table whose counts were not looked at yet."""
@@ -177,9 +181,7 @@ SCRATCH_PROBS = 3
 HEAP_FIELDS = 4
 
 _states = maker(types.int32, STATE_FIELDS)
-_ordered_states = maker(types.int32, STATE_FIELDS + 2)
 _pairs = maker(types.int32, 2)
-_ordered_pairs = maker(types.int32, 4)
 _trees = maker(types.int64, TREE_FIELDS)
 _sequences = maker(types.int64, SEQ_FIELDS)
 _heap = maker(types.int32, HEAP_FIELDS)
@@ -229,7 +231,7 @@ def _slot(B: Any, block: int, size_class: int, token: int) -> int:
             i += 1
         return -1 - i
     mask = (1 << size_class) - 1
-    base = block + 1
+    base = block + HEADER
     h = ((token * 0x9E3779B1) >> 12) & mask
     while True:
         held = B[base + h, 0]
@@ -253,13 +255,20 @@ def _from_pool(B: Any, G: Any, kind: int, pairs: int) -> int:
 
 
 @_inner
-def _new_block(B: Any, R: Any, G: Any, tree: int, size_class: int) -> int:
+def _new_block(B: Any, R: Any, G: Any, ordered: bool, tree: int, size_class: int) -> int:
     """A block with no edges; a small one is crossed by as few lines as can be."""
     pairs = 1 << size_class
     if size_class > SMALL:
-        pairs += 1
-        block = _from_pool(B, G, size_class, pairs)
-        G[G_TOPCLASS] = max(G[G_TOPCLASS], size_class)
+        kind = size_class + (1 if ordered else 0)
+        block = _from_pool(B, G, kind, HEADER + (1 << kind))
+        G[G_TOPCLASS] = max(G[G_TOPCLASS], kind)
+        for i in range(HEADER):
+            B[block + i, 0] = -1
+            B[block + i, 1] = -1
+        B[block, 0] = 0
+        if not ordered:
+            B[block, 1] = UNKNOWN
+        first = block + HEADER
     else:
         block = R[tree, R_BFREE + size_class]
         if block >= 0:
@@ -267,12 +276,12 @@ def _new_block(B: Any, R: Any, G: Any, tree: int, size_class: int) -> int:
         else:
             block = R[tree, R_BNEXT]
             end = R[tree, R_BEND]
-            while block + pairs > end or block & (min(pairs, LINE) - 1):
+            while block + pairs > end or block & (pairs - 1):
                 if block < end:  # what is left over is a small block itself
                     piece = np.int64(0)
-                    while piece < 2 and block & (1 << piece) == 0:
+                    while piece < SMALL and block & (1 << piece) == 0:
                         piece += 1
-                    _free_block(B, R, G, tree, block, piece)
+                    _free_block(B, R, G, False, tree, block, piece)
                     block += 1 << piece
                 else:
                     chunk = _from_pool(B, G, np.int64(PAIR_CHUNKS), np.int64(PAIRS))
@@ -284,19 +293,20 @@ def _new_block(B: Any, R: Any, G: Any, tree: int, size_class: int) -> int:
                     end = chunk + PAIRS
             R[tree, R_BNEXT] = block + pairs
             R[tree, R_BEND] = end
-    for i in range(block, block + pairs):
+        first = block
+    for i in range(first, first + pairs):
         B[i, 0] = -1
-    if size_class > SMALL:
-        B[block, 0] = 0
-        B[block, 1] = UNKNOWN
     return block
 
 
 @_inner
-def _free_block(B: Any, R: Any, G: Any, tree: int, block: int, size_class: int) -> None:
+def _free_block(
+    B: Any, R: Any, G: Any, ordered: bool, tree: int, block: int, size_class: int
+) -> None:
     if size_class > SMALL:
-        B[block, 1] = G[G_BFREE + size_class]
-        G[G_BFREE + size_class] = block
+        kind = size_class + (1 if ordered else 0)
+        B[block, 1] = G[G_BFREE + kind]
+        G[G_BFREE + kind] = block
     else:
         B[block, 1] = R[tree, R_BFREE + size_class]
         R[tree, R_BFREE + size_class] = block
@@ -304,7 +314,10 @@ def _free_block(B: Any, R: Any, G: Any, tree: int, block: int, size_class: int) 
 
 @_inner
 def _put(B: Any, block: int, size_class: int, token: int, state: int) -> int:
-    """Add an edge to a block that has room and does not hold the token; return its pair."""
+    """Add an edge to a block that has room and does not hold the token; return its pair.
+
+    In a small block it comes last.
+    """
     i = -1 - _slot(B, block, size_class, token)
     B[i, 0] = token
     B[i, 1] = state
@@ -313,150 +326,125 @@ def _put(B: Any, block: int, size_class: int, token: int, state: int) -> int:
     return i
 
 
-@_inner
-def _link_after(P: Any, H: Any, v: int, i: int, j: int) -> None:
-    """Put pair i behind pair j in the order of v's siblings; behind the first edge for j = -1."""
-    following = P[j, AFTER] if j >= 0 else H[v, HEAD]
-    P[i, BEFORE] = j
-    P[i, AFTER] = following
-    if j >= 0:
-        P[j, AFTER] = i
-    else:
-        H[v, HEAD] = i
-    if following >= 0:
-        P[following, BEFORE] = i
-    else:
-        H[v, TAIL] = i
+# -- the order of siblings, in exact mode ----------------------------------------------------------
+#
+# A small block holds its pairs in their order. A table has a list through them: behind its pairs
+# come as many with the pairs before and after each. A place is counted from the table's first pair.
 
 
 @_inner
-def _unlink(P: Any, H: Any, v: int, i: int) -> None:
-    """Take pair i out of the order of v's siblings."""
-    before = P[i, BEFORE]
-    after = P[i, AFTER]
+def _links(block: int, size_class: int) -> int:
+    """What is the pair before and after that at a place of a table is behind here."""
+    return block + HEADER + (1 << size_class)
+
+
+@_inner
+def _link_after(B: Any, block: int, size_class: int, place: int, before: int) -> None:
+    """Put a pair of a table behind another in the order; in front of all for -1."""
+    links = _links(block, size_class)
+    following = B[links + before, AFTER] if before >= 0 else B[block, HEAD]
+    B[links + place, BEFORE] = before
+    B[links + place, AFTER] = following
     if before >= 0:
-        P[before, AFTER] = after
+        B[links + before, AFTER] = place
     else:
-        H[v, HEAD] = after
-    if after >= 0:
-        P[after, BEFORE] = before
+        B[block, HEAD] = place
+    if following >= 0:
+        B[links + following, BEFORE] = place
     else:
-        H[v, TAIL] = before
+        B[block + 1, TAIL] = place
 
 
 @_inner
-def _join(S: Any, B: Any, P: Any, block: int, i: int, count: int) -> None:
-    """Note in a hash table that pair i now stands with those that occur `count` times."""
+def _unlink(B: Any, block: int, size_class: int, place: int) -> None:
+    """Take a pair of a table out of the order."""
+    links = _links(block, size_class)
+    before = B[links + place, BEFORE]
+    following = B[links + place, AFTER]
+    if before >= 0:
+        B[links + before, AFTER] = following
+    else:
+        B[block, HEAD] = following
+    if following >= 0:
+        B[links + following, BEFORE] = before
+    else:
+        B[block + 1, TAIL] = before
+
+
+@_inner
+def _leader(B: Any, block: int, count: int) -> int:
+    """The place of the first pair of a table that occurs `count` times, up to LEADS, or -1."""
+    return B[block + ((LEAD_FIELD + count) >> 1), (LEAD_FIELD + count) & 1]
+
+
+@_inner
+def _set_leader(B: Any, block: int, count: int, place: int) -> None:
+    B[block + ((LEAD_FIELD + count) >> 1), (LEAD_FIELD + count) & 1] = place
+
+
+@_inner
+def _count_at(S: Any, B: Any, block: int, place: int) -> int:
+    """How often the sibling at a place of a table occurs."""
+    return S[B[block + HEADER + place, 1], COUNT]
+
+
+@_inner
+def _join(S: Any, B: Any, block: int, size_class: int, place: int, count: int) -> None:
+    """Note in a table that a pair now stands with those that occur `count` times."""
     if count <= LEADS:
-        before = P[i, BEFORE]
-        if before < 0 or S[B[before, 1], COUNT] != count:
-            P[block, count] = i
+        before = B[_links(block, size_class) + place, BEFORE]
+        if before < 0 or _count_at(S, B, block, before) != count:
+            _set_leader(B, block, count, place)
 
 
 @_inner
-def _leave(S: Any, B: Any, P: Any, block: int, i: int, count: int) -> None:
-    """Note in a hash table that pair i no longer stands with those that occur `count` times."""
-    if count <= LEADS and P[block, count] == i:
-        after = P[i, AFTER]
-        P[block, count] = after if after >= 0 and S[B[after, 1], COUNT] == count else -1
+def _leave(S: Any, B: Any, block: int, size_class: int, place: int, count: int) -> None:
+    """Note in a table that a pair no longer stands with those that occur `count` times."""
+    if count <= LEADS and _leader(B, block, count) == place:
+        following = B[_links(block, size_class) + place, AFTER]
+        if following >= 0 and _count_at(S, B, block, following) != count:
+            following = np.int64(-1)
+        _set_leader(B, block, count, following)
 
 
 @_inner
-def _move_pair(
-    B: Any, P: Any, H: Any, ordered: bool, v: int, block: int, i: int, j: int
-) -> None:
-    """Move pair i of v to the empty pair j; block: v's hash table, or -1 if it has none."""
-    B[j, 0] = B[i, 0]
-    B[j, 1] = B[i, 1]
-    if P is not None:
-        if ordered:
-            before = P[i, BEFORE]
-            after = P[i, AFTER]
-            P[j, BEFORE] = before
-            P[j, AFTER] = after
-            if before >= 0:
-                P[before, AFTER] = j
-            else:
-                H[v, HEAD] = j
-            if after >= 0:
-                P[after, BEFORE] = j
-            else:
-                H[v, TAIL] = j
-            if block >= 0:
-                for count in range(1, LEADS + 1):
-                    if P[block, count] == i:
-                        P[block, count] = j
+def _shift(B: Any, i: int, j: int) -> None:
+    """Move pair i of a small block to where pair j is, and those between by one."""
+    token = B[i, 0]
+    state = B[i, 1]
+    step = 1 if j > i else -1
+    while i != j:
+        B[i, 0] = B[i + step, 0]
+        B[i, 1] = B[i + step, 1]
+        i += step
+    B[j, 0] = token
+    B[j, 1] = state
 
 
 @_inner
-def _clear_pair(
-    S: Any, B: Any, P: Any, H: Any, ordered: bool, v: int, i: int
-) -> None:
-    """Take pair i out of v's block and close the gap."""
-    block = S[v, BLK]
-    size_class = S[v, META] >> CLASS_SHIFT
-    if P is not None:
-        if ordered:
-            _unlink(P, H, v, i)
-    hole = i
+def _small_end(B: Any, block: int, size_class: int, i: int) -> int:
+    """The pair behind the last edge of a small block, from pair i on."""
+    end = block + (1 << size_class)
+    while i < end and B[i, 0] >= 0:
+        i += 1
+    return i
+
+
+@_inner
+def _first_sibling(B: Any, block: int, size_class: int) -> int:
+    """The pair that comes first in the order."""
+    return block if size_class <= SMALL else block + HEADER + B[block, HEAD]
+
+
+@_inner
+def _next_sibling(B: Any, block: int, size_class: int, i: int) -> int:
+    """The pair that comes after pair i in the order, or -1."""
     if size_class <= SMALL:
-        end = block + (1 << size_class)
-        last = i
-        while last + 1 < end and B[last + 1, 0] >= 0:
-            last += 1
-        if last != i:
-            _move_pair(B, P, H, ordered, v, np.int64(-1), last, i)
-            hole = last
-    else:
-        mask = (1 << size_class) - 1
-        base = block + 1
-        j = i - base
-        while True:  # whatever probed past the gap moves back
-            j = (j + 1) & mask
-            token = B[base + j, 0]
-            if token < 0:
-                break
-            home = ((token * 0x9E3779B1) >> 12) & mask
-            if ((j - home) & mask) >= ((j - (hole - base)) & mask):
-                _move_pair(B, P, H, ordered, v, block, base + j, hole)
-                hole = base + j
-        B[block, 0] -= 1
-    B[hole, 0] = -1
-
-
-@_inner
-def _resize(
-    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any,
-    ordered: bool, tree: int, v: int, new_class: int,
-) -> None:
-    """Move the edges of v's block to a block of another class."""
-    old = S[v, BLK]
-    old_class = S[v, META] >> CLASS_SHIFT
-    new = _new_block(B, R, G, tree, new_class)
-    if P is not None:
-        if ordered:
-            i = H[v, HEAD]
-            H[v, HEAD] = -1
-            H[v, TAIL] = -1
-            if new_class > SMALL:
-                for count in range(1, LEADS + 1):
-                    P[new, count] = -1
-            while i >= 0:
-                j = _put(B, new, new_class, B[i, 0], B[i, 1])
-                _link_after(P, H, v, j, H[v, TAIL])
-                if new_class > SMALL:
-                    _join(S, B, P, new, j, S[B[i, 1], COUNT])
-                i = P[i, AFTER]
-    if not ordered:
-        first = old + (1 if old_class > SMALL else 0)
-        for i in range(first, first + (1 << old_class)):
-            if B[i, 0] >= 0:
-                _put(B, new, new_class, B[i, 0], B[i, 1])
-        if old_class > SMALL and new_class > SMALL:
-            B[new, 1] = B[old, 1]
-    _free_block(B, R, G, tree, old, old_class)
-    S[v, BLK] = new
-    S[v, META] = (S[v, META] & LEN_MASK) | (new_class << CLASS_SHIFT)
+        i += 1
+        return i if i < block + (1 << size_class) and B[i, 0] >= 0 else np.int64(-1)
+    base = block + HEADER
+    place = B[_links(block, size_class) + i - base, AFTER]
+    return base + place if place >= 0 else np.int64(-1)
 
 
 # -- edges of a state ------------------------------------------------------------------------------
@@ -475,8 +463,99 @@ def _find(S: Any, B: Any, v: int, token: int) -> int:
 
 
 @_inner
+def _move_pair(B: Any, ordered: bool, block: int, size_class: int, i: int, j: int) -> None:
+    """Move pair i of a table to the empty pair j."""
+    B[j, 0] = B[i, 0]
+    B[j, 1] = B[i, 1]
+    if ordered:
+        base = block + HEADER
+        links = _links(block, size_class)
+        place = j - base
+        before = B[links + i - base, BEFORE]
+        following = B[links + i - base, AFTER]
+        B[links + place, BEFORE] = before
+        B[links + place, AFTER] = following
+        if before >= 0:
+            B[links + before, AFTER] = place
+        else:
+            B[block, HEAD] = place
+        if following >= 0:
+            B[links + following, BEFORE] = place
+        else:
+            B[block + 1, TAIL] = place
+        for count in range(1, LEADS + 1):
+            if _leader(B, block, count) == i - base:
+                _set_leader(B, block, count, place)
+
+
+@_inner
+def _clear_pair(B: Any, P: Any, ordered: bool, block: int, size_class: int, i: int) -> None:
+    """Take pair i out of a block and close the gap."""
+    hole = i
+    if size_class <= SMALL:
+        last = _small_end(B, block, size_class, i) - 1
+        if P is not None:
+            _shift(B, i, last)
+        if P is None:
+            B[i, 0] = B[last, 0]
+            B[i, 1] = B[last, 1]
+        hole = last
+    else:
+        mask = (1 << size_class) - 1
+        base = block + HEADER
+        if P is not None:
+            if ordered:
+                _unlink(B, block, size_class, i - base)
+        j = i - base
+        while True:  # whatever probed past the gap moves back
+            j = (j + 1) & mask
+            token = B[base + j, 0]
+            if token < 0:
+                break
+            home = ((token * 0x9E3779B1) >> 12) & mask
+            if ((j - home) & mask) >= ((j - (hole - base)) & mask):
+                if P is not None:
+                    _move_pair(B, ordered, block, size_class, base + j, hole)
+                if P is None:
+                    _move_pair(B, False, block, size_class, base + j, hole)
+                hole = base + j
+        B[block, 0] -= 1
+    B[hole, 0] = -1
+
+
+@_inner
+def _resize(
+    S: Any, B: Any, R: Any, G: Any, P: Any, ordered: bool, tree: int, v: int, new_class: int
+) -> None:
+    """Move the edges of v's block to a block of another class."""
+    old = S[v, BLK]
+    old_class = S[v, META] >> CLASS_SHIFT
+    new = _new_block(B, R, G, ordered, tree, new_class)
+    if P is not None:
+        if ordered:
+            i = _first_sibling(B, old, old_class)
+            while i >= 0:
+                j = _put(B, new, new_class, B[i, 0], B[i, 1])
+                if new_class > SMALL:
+                    place = j - new - HEADER
+                    _link_after(B, new, new_class, place, B[new + 1, TAIL])
+                    _join(S, B, new, new_class, place, S[B[i, 1], COUNT])
+                i = _next_sibling(B, old, old_class, i)
+    if not ordered:
+        first = old + (HEADER if old_class > SMALL else 0)
+        for i in range(first, first + (1 << old_class)):
+            if B[i, 0] >= 0:
+                _put(B, new, new_class, B[i, 0], B[i, 1])
+        if old_class > SMALL and new_class > SMALL:
+            B[new, BOUND] = B[old, BOUND]
+    _free_block(B, R, G, ordered, tree, old, old_class)
+    S[v, BLK] = new
+    S[v, META] = (S[v, META] & LEN_MASK) | (new_class << CLASS_SHIFT)
+
+
+@_inner
 def _add(
-    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any,
+    S: Any, B: Any, R: Any, G: Any, P: Any,
     ordered: bool, tree: int, v: int, token: int, state: int,
 ) -> None:
     """Add an edge that v lacks, to a state that will occur once; it is last in the order."""
@@ -488,13 +567,9 @@ def _add(
     block = S[v, BLK]
     if block < 0:
         size_class = np.int64(0)
-        block = _new_block(B, R, G, tree, size_class)
+        block = _new_block(B, R, G, ordered, tree, size_class)
         S[v, BLK] = block
         S[v, META] &= LEN_MASK
-        if P is not None:
-            if ordered:
-                H[v, HEAD] = -1
-                H[v, TAIL] = -1
     else:
         grown = size_class
         if size_class > SMALL:
@@ -503,15 +578,16 @@ def _add(
         elif B[block + (1 << size_class) - 1, 0] >= 0:
             grown += 1 if size_class < SMALL else 2
         if grown != size_class:
-            _resize(S, B, R, G, P, H, ordered, tree, v, grown)
+            _resize(S, B, R, G, P, ordered, tree, v, grown)
             block = S[v, BLK]
             size_class = grown
     i = _put(B, block, size_class, token, state)
     if P is not None:
-        if ordered:
-            _link_after(P, H, v, i, H[v, TAIL])
-            if size_class > SMALL and P[block, 1] < 0:
-                P[block, 1] = i
+        if ordered and size_class > SMALL:
+            place = i - block - HEADER
+            _link_after(B, block, size_class, place, B[block + 1, TAIL])
+            if _leader(B, block, np.int64(1)) < 0:
+                _set_leader(B, block, np.int64(1), place)
 
 
 @_inner
@@ -530,22 +606,34 @@ def _redirect(S: Any, B: Any, v: int, token: int, state: int, onto: int) -> bool
 
 
 @_inner
-def _make_first(
-    S: Any, B: Any, P: Any, H: Any, ordered: bool, v: int, i: int
-) -> int:
-    """Make pair i the first edge; the edge that was first goes into the block: return its pair.
-
-    In the order of siblings that one is then unlinked; pair i must not lead any more.
-    """
+def _swap_first(S: Any, B: Any, v: int, i: int) -> None:
+    """Let the first edge and pair i of a small block change places."""
     token = S[v, TOK]
     state = S[v, DST]
     S[v, TOK] = B[i, 0]
     S[v, DST] = B[i, 1]
-    _clear_pair(S, B, P, H, ordered, v, i)
+    B[i, 0] = token
+    B[i, 1] = state
+
+
+@_inner
+def _make_first(S: Any, B: Any, P: Any, ordered: bool, v: int, i: int) -> int:
+    """Make pair i the first edge; the edge that was first goes into the block: return its pair.
+
+    In the order of a table that one is then missing; pair i must not lead any more.
+    """
     block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
-    if size_class > SMALL and not ordered:
-        B[block, 1] = max(B[block, 1], S[state, COUNT])
+    if size_class <= SMALL:
+        _swap_first(S, B, v, i)
+        return i
+    token = S[v, TOK]
+    state = S[v, DST]
+    S[v, TOK] = B[i, 0]
+    S[v, DST] = B[i, 1]
+    _clear_pair(B, P, ordered, block, size_class, i)
+    if not ordered:
+        B[block, BOUND] = max(B[block, BOUND], S[state, COUNT])
     return _put(B, block, size_class, token, state)
 
 
@@ -554,7 +642,7 @@ def _best_pair(S: Any, B: Any, v: int) -> int:
     """The pair of v's block with the highest count, the smallest token among equals."""
     block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
-    first = block + (1 if size_class > SMALL else 0)
+    first = block + (HEADER if size_class > SMALL else 0)
     best = np.int64(-1)
     best_count = np.int64(-1)
     for i in range(first, first + (1 << size_class)):
@@ -569,86 +657,87 @@ def _best_pair(S: Any, B: Any, v: int) -> int:
 
 
 @_inner
-def _rise(
-    S: Any, B: Any, P: Any, H: Any, ordered: bool, v: int, token: int, state: int
-) -> None:
-    """Put an edge of v in its place after the count of its state rose by one.
+def _rise(S: Any, B: Any, P: Any, ordered: bool, v: int, token: int, state: int) -> None:
+    """Put an edge of v that is not the first in its place after its count rose by one, above 1.
 
     Unordered: it comes first when it occurs more often than the first: the first to reach a count
     is first among equals. Ordered, as the peer does it: the leader of a group of equals leads
     the group above, any other goes to the end of the group above.
     """
-    if S[v, TOK] == token:
-        return
     count = S[state, COUNT]
     top = S[S[v, DST], COUNT]
     block = S[v, BLK]
     size_class = S[v, META] >> CLASS_SHIFT
     if P is not None:
         if ordered:
-            if count == 1:  # new, and last already
-                return
             i = _slot(B, block, size_class, token)
-            has_leads = size_class > SMALL and count - 1 <= LEADS
-            j = P[i, BEFORE]
-            passed = count - 1
-            if has_leads:  # no other sibling's count need be read then
-                leader = P[block, count - 1]
-                if leader != i:
-                    j = P[leader, BEFORE]
-                else:
-                    _leave(S, B, P, block, i, count - 1)
-                    if j >= 0 or top != count - 1:
-                        passed = count
-                        if count <= LEADS and P[block, count] >= 0:
-                            j = P[P[block, count], BEFORE]
-            elif (S[B[j, 1], COUNT] if j >= 0 else top) != count - 1:
-                passed = count
-            if count > LEADS or size_class <= SMALL:
-                while j >= 0 and S[B[j, 1], COUNT] == passed:
-                    j = P[j, BEFORE]
-            if j < 0 and top == passed:
-                i = _make_first(S, B, P, H, ordered, v, i)
-                _link_after(P, H, v, i, np.int64(-1))
-                if has_leads and top <= LEADS:
-                    P[block, top] = i
-                return
-            if j != P[i, BEFORE]:
-                _unlink(P, H, v, i)
-                _link_after(P, H, v, i, j)
-            if has_leads and count <= LEADS and (passed == count or P[block, count] < 0):
-                P[block, count] = i
+            if size_class <= SMALL:
+                _rise_in_small(S, B, v, block, i, count, top)
+            else:
+                _rise_in_table(S, B, P, v, block, size_class, i, count, top)
             return
     if count > top:
-        _make_first(S, B, P, H, ordered, v, _slot(B, block, size_class, token))
-    elif size_class > SMALL and count > B[block, 1]:
-        B[block, 1] = count
+        _make_first(S, B, P, ordered, v, _slot(B, block, size_class, token))
+    elif size_class > SMALL and count > B[block, BOUND]:
+        B[block, BOUND] = count
 
 
 @_inner
-def _last_above(
-    S: Any, B: Any, P: Any, H: Any, v: int, j: int, following: int, count: int
-) -> int:
-    """The last pair, j or after it, of those that occur more than `count` times.
-
-    following is the pair after j.
-    """
-    if S[v, META] >> CLASS_SHIFT > SMALL and count <= LEADS:
-        for below in range(count, 0, -1):
-            leader = P[S[v, BLK], below]
-            if leader >= 0:
-                return P[leader, BEFORE]
-        return H[v, TAIL]
-    while following >= 0 and S[B[following, 1], COUNT] > count:
-        j = following
-        following = P[j, AFTER]
-    return j
-
-
-@_inner
-def _fall(
-    S: Any, B: Any, P: Any, H: Any, ordered: bool, v: int, token: int, state: int
+def _rise_in_small(
+    S: Any, B: Any, v: int, block: int, i: int, count: int, top: int
 ) -> None:
+    """`_rise` of pair i of a small block; `top` is the count of the first edge."""
+    j = i - 1
+    above = S[B[j, 1], COUNT] if j >= block else top
+    passed = count - 1 if above == count - 1 else count
+    while j >= block and S[B[j, 1], COUNT] == passed:
+        j -= 1
+    if j + 1 != i:
+        _shift(B, i, j + 1)
+    if j < block and top == passed:
+        _swap_first(S, B, v, block)
+
+
+@_inner
+def _rise_in_table(
+    S: Any, B: Any, P: Any, v: int, block: int, size_class: int, i: int, count: int, top: int
+) -> None:
+    """`_rise` of pair i of a table; `top` is the count of the first edge."""
+    links = _links(block, size_class)
+    place = i - block - HEADER
+    has_leads = count - 1 <= LEADS
+    before = B[links + place, BEFORE]
+    passed = count - 1
+    if has_leads:  # no other sibling's count need be read then
+        leader = _leader(B, block, count - 1)
+        if leader != place:
+            before = B[links + leader, BEFORE]
+        else:
+            _leave(S, B, block, size_class, place, count - 1)
+            if before >= 0 or top != count - 1:
+                passed = count
+                if count <= LEADS and _leader(B, block, count) >= 0:
+                    before = B[links + _leader(B, block, count), BEFORE]
+    elif (_count_at(S, B, block, before) if before >= 0 else top) != count - 1:
+        passed = count
+    if count > LEADS:
+        while before >= 0 and _count_at(S, B, block, before) == passed:
+            before = B[links + before, BEFORE]
+    if before < 0 and top == passed:
+        place = _make_first(S, B, P, True, v, i) - block - HEADER
+        _link_after(B, block, size_class, place, np.int64(-1))
+        if has_leads and top <= LEADS:
+            _set_leader(B, block, top, place)
+        return
+    if before != B[links + place, BEFORE]:
+        _unlink(B, block, size_class, place)
+        _link_after(B, block, size_class, place, before)
+    if has_leads and count <= LEADS and (passed == count or _leader(B, block, count) < 0):
+        _set_leader(B, block, count, place)
+
+
+@_inner
+def _fall(S: Any, B: Any, P: Any, ordered: bool, v: int, token: int, state: int) -> None:
     """Put an edge of v in its place after the count of its state fell by one, not to zero.
 
     Unordered: when the first falls below another, the most frequent comes first, the smallest token
@@ -659,47 +748,97 @@ def _fall(
         return
     count = S[state, COUNT]
     is_first = S[v, TOK] == token
+    size_class = S[v, META] >> CLASS_SHIFT
     if P is not None:
         if ordered:
-            is_table = S[v, META] >> CLASS_SHIFT > SMALL
-            if is_first:
-                following = H[v, HEAD]
-                if S[B[following, 1], COUNT] != count + 1:
-                    return
-                if is_table:
-                    _leave(S, B, P, block, following, count + 1)
-                i = _make_first(S, B, P, H, ordered, v, following)
-                j = _last_above(S, B, P, H, v, np.int64(-1), H[v, HEAD], count)
-                _link_after(P, H, v, i, j)
+            if size_class <= SMALL:
+                _fall_in_small(S, B, v, block, size_class, token, count)
             else:
-                i = _slot(B, block, S[v, META] >> CLASS_SHIFT, token)
-                following = P[i, AFTER]
-                if is_table:
-                    _leave(S, B, P, block, i, count + 1)
-                if following >= 0 and S[B[following, 1], COUNT] == count + 1:
-                    j = P[i, BEFORE]
-                    _unlink(P, H, v, i)
-                    j = _last_above(S, B, P, H, v, j, following, count)
-                    _link_after(P, H, v, i, j)
-            if is_table:
-                _join(S, B, P, block, i, count)
+                _fall_in_table(S, B, P, v, block, size_class, token, count)
             return
     if not is_first:
         return
-    is_table = (S[v, META] >> CLASS_SHIFT) > SMALL
-    if is_table and B[block, 1] <= count:
+    if size_class > SMALL and B[block, BOUND] <= count:
         return
     i = _best_pair(S, B, v)
     best = S[B[i, 1], COUNT]
     if best > count:
-        _make_first(S, B, P, H, ordered, v, i)
-    elif is_table:
-        B[block, 1] = best
+        _make_first(S, B, P, ordered, v, i)
+    elif size_class > SMALL:
+        B[block, BOUND] = best
+
+
+@_inner
+def _fall_in_small(
+    S: Any, B: Any, v: int, block: int, size_class: int, token: int, count: int
+) -> None:
+    """`_fall` of the first edge of v, or of one of a small block."""
+    i = block
+    if S[v, TOK] == token:
+        if S[B[block, 1], COUNT] <= count:
+            return
+        _swap_first(S, B, v, block)
+    else:
+        i = _slot(B, block, size_class, token)
+    j = i
+    end = block + (1 << size_class)
+    while j + 1 < end and B[j + 1, 0] >= 0 and S[B[j + 1, 1], COUNT] > count:
+        j += 1
+    if j != i:
+        _shift(B, i, j)
+
+
+@_inner
+def _fall_in_table(
+    S: Any, B: Any, P: Any, v: int, block: int, size_class: int, token: int, count: int
+) -> None:
+    """`_fall` of the first edge of v, or of one of a table."""
+    if S[v, TOK] == token:
+        following = B[block, HEAD]
+        if _count_at(S, B, block, following) <= count:
+            return
+        _leave(S, B, block, size_class, following, count + 1)
+        i = _make_first(S, B, P, True, v, block + HEADER + following)
+        place = i - block - HEADER
+        before = _last_above(S, B, block, size_class, np.int64(-1), B[block, HEAD], count)
+        _link_after(B, block, size_class, place, before)
+    else:
+        place = _slot(B, block, size_class, token) - block - HEADER
+        links = _links(block, size_class)
+        following = B[links + place, AFTER]
+        _leave(S, B, block, size_class, place, count + 1)
+        if following >= 0 and _count_at(S, B, block, following) > count:
+            before = B[links + place, BEFORE]
+            _unlink(B, block, size_class, place)
+            before = _last_above(S, B, block, size_class, before, following, count)
+            _link_after(B, block, size_class, place, before)
+    _join(S, B, block, size_class, place, count)
+
+
+@_inner
+def _last_above(
+    S: Any, B: Any, block: int, size_class: int, before: int, following: int, count: int
+) -> int:
+    """The last place, `before` or after it, of those that occur more than `count` times.
+
+    following is the place after `before`.
+    """
+    links = _links(block, size_class)
+    if count <= LEADS:
+        for below in range(count, 0, -1):
+            leader = _leader(B, block, below)
+            if leader >= 0:
+                return B[links + leader, BEFORE]
+        return B[block + 1, TAIL]
+    while following >= 0 and _count_at(S, B, block, following) > count:
+        before = following
+        following = B[links + before, AFTER]
+    return before
 
 
 @_inner
 def _remove(
-    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any, ordered: bool, v: int, token: int
+    S: Any, B: Any, R: Any, G: Any, P: Any, ordered: bool, v: int, token: int
 ) -> None:
     """Remove an edge of v, a state of the global tree; give back memory that is not needed."""
     block = S[v, BLK]
@@ -711,7 +850,7 @@ def _remove(
         i = np.int64(-1)
         if P is not None:
             if ordered:
-                i = H[v, HEAD]
+                i = _first_sibling(B, block, size_class)
         if not ordered:
             i = _best_pair(S, B, v)
         S[v, TOK] = B[i, 0]
@@ -722,15 +861,15 @@ def _remove(
         count = np.int64(1)  # until now
     if P is not None:
         if ordered and size_class > SMALL:
-            _leave(S, B, P, block, i, count)
-    _clear_pair(S, B, P, H, ordered, v, i)
+            _leave(S, B, block, size_class, i - block - HEADER, count)
+    _clear_pair(B, P, ordered, block, size_class, i)
     if size_class <= SMALL:
         if B[block, 0] < 0:
-            _free_block(B, R, G, np.int64(0), block, size_class)
+            _free_block(B, R, G, ordered, np.int64(0), block, size_class)
             S[v, BLK] = -1
     elif B[block, 0] * 8 <= 1 << size_class:
         fewer = size_class - 1 if size_class > SMALL + 2 else np.int64(SMALL)
-        _resize(S, B, R, G, P, H, ordered, np.int64(0), v, fewer)
+        _resize(S, B, R, G, P, ordered, np.int64(0), v, fewer)
 
 
 # -- states ----------------------------------------------------------------------------------------
@@ -750,7 +889,8 @@ def _new_state(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int, length: int) -
                 for u in range(chunk * CHUNK, chunk * CHUNK + CHUNK):
                     size_class = S[u, META] >> CLASS_SHIFT
                     if S[u, BLK] >= 0 and size_class > SMALL:
-                        _free_block(B, R, G, tree, S[u, BLK], size_class)
+                        ordered = G[G_EXACT] != 0 and S[u, LINK] >= 0
+                        _free_block(B, R, G, ordered, tree, S[u, BLK], size_class)
             else:
                 chunk = G[G_SCHUNKS]
                 G[G_SCHUNKS] = chunk + 1
@@ -771,7 +911,7 @@ def _new_state(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int, length: int) -
 
 @_inner
 def _split(
-    S: Any, B: Any, C: Any, R: Any, G: Any, P: Any, H: Any,
+    S: Any, B: Any, C: Any, R: Any, G: Any, P: Any,
     ordered: bool, tree: int, q: int, length: int, p: int, token: int,
 ) -> int:
     """Move the words of q of up to `length` tokens into a state of their own; return it.
@@ -793,27 +933,15 @@ def _split(
         S[q, TOK] = -1
         S[q, BLK] = -1
     elif block >= 0:
-        copy = _new_block(B, R, G, tree, size_class)
-        for i in range((1 << size_class) + (1 if size_class > SMALL else 0)):
+        copy = _new_block(B, R, G, ordered, tree, size_class)
+        pairs = 1 << size_class
+        if size_class > SMALL:
+            pairs = HEADER + (pairs << (1 if ordered else 0))
+        for i in range(pairs):
             B[copy + i, 0] = B[block + i, 0]
             B[copy + i, 1] = B[block + i, 1]
     S[r, BLK] = copy
     S[r, META] = length | (size_class << CLASS_SHIFT)
-    if P is not None:
-        if ordered and block >= 0:
-            shift = copy - block
-            H[r, HEAD] = H[q, HEAD] + shift
-            H[r, TAIL] = H[q, TAIL] + shift
-            if shift != 0:
-                i = H[q, HEAD]
-                while i >= 0:
-                    P[i + shift, BEFORE] = P[i, BEFORE] + shift if P[i, BEFORE] >= 0 else -1
-                    P[i + shift, AFTER] = P[i, AFTER] + shift if P[i, AFTER] >= 0 else -1
-                    i = P[i, AFTER]
-                if size_class > SMALL:
-                    for count in range(1, LEADS + 1):
-                        leader = P[block, count]
-                        P[copy, count] = leader + shift if leader >= 0 else -1
     while p >= 0 and _redirect(S, B, p, token, q, r):
         p = S[p, LINK]
     return r
@@ -831,7 +959,7 @@ def _extendable(S: Any, G: Any, a: int) -> int:
 
 @_inner
 def _extend(
-    S: Any, B: Any, C: Any, R: Any, G: Any, P: Any, H: Any, tree: int, a: int, token: int
+    S: Any, B: Any, C: Any, R: Any, G: Any, P: Any, tree: int, a: int, token: int
 ) -> int:
     """Append a token to the text whose longest word is that of state a; return its new state.
 
@@ -849,7 +977,7 @@ def _extend(
     if q < 0:
         new = _new_state(S, B, C, R, G, tree, length)
         while True:
-            _add(S, B, R, G, P, H, ordered and p != root, tree, p, token, new)
+            _add(S, B, R, G, P, ordered and p != root, tree, p, token, new)
             p = S[p, LINK]
             if p < 0:
                 break
@@ -862,24 +990,30 @@ def _extend(
     if q >= 0:
         suffix = q
         if S[q, META] & LEN_MASK != length:
-            suffix = _split(S, B, C, R, G, P, H, ordered, tree, q, length, p, token)
+            suffix = _split(S, B, C, R, G, P, ordered, tree, q, length, p, token)
     if new == q:
         new = suffix
     else:
         S[new, LINK] = suffix
-    w = new
-    while w != root:
+    if new != suffix:  # its edges are new, and last already
+        S[new, COUNT] = 1
+    if p >= 0:
+        w = suffix
         S[w, COUNT] += 1
-        w = S[w, LINK]
-    p = _extendable(S, G, a)  # a split may have moved the edges of start
-    w = new
-    while p != root:  # the root keeps no order: nothing is drafted from it
-        if S[p, TOK] != token:
+        while p != root:  # the root keeps no order: nothing is drafted from it
             length = min(S[p, META] & LEN_MASK, limit) + 1
-            while S[S[w, LINK], META] & LEN_MASK >= length:
-                w = S[w, LINK]
-            _rise(S, B, P, H, ordered, p, token, w)
-        p = S[p, LINK]
+            link = S[w, LINK]
+            while S[link, META] & LEN_MASK >= length:
+                w = link
+                S[w, COUNT] += 1
+                link = S[w, LINK]
+            if S[p, TOK] != token:
+                _rise(S, B, P, ordered, p, token, w)
+            p = S[p, LINK]
+        w = S[w, LINK]
+        while w != root:
+            S[w, COUNT] += 1
+            w = S[w, LINK]
     return new
 
 
@@ -952,7 +1086,7 @@ def _store_token(T: Any, C: Any, Q: Any, G: Any, seq: int, token: int) -> None:
 
 @_inner
 def _forget(
-    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any, a: int, new: int, token: int
+    S: Any, B: Any, R: Any, G: Any, P: Any, a: int, new: int, token: int
 ) -> int:
     """Take one occurrence of every word that ends at a token out of the global tree.
 
@@ -977,16 +1111,16 @@ def _forget(
             w = S[w, LINK]
         in_order = ordered and p != root
         if S[w, COUNT] == 0:
-            _remove(S, B, R, G, P, H, in_order, p, token)
+            _remove(S, B, R, G, P, in_order, p, token)
         elif p != root:
-            _fall(S, B, P, H, in_order, p, token, w)
+            _fall(S, B, P, in_order, p, token, w)
         p = S[p, LINK]
     return died
 
 
 @_inner
 def _evict(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, seq: int
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, seq: int
 ) -> int:
     """Take a response out of the global tree front to back, as the peer does, and free its text.
 
@@ -1010,7 +1144,7 @@ def _evict(
         new = _find(S, B, _extendable(S, G, a), token)
         if new < 0:
             return -CORRUPT
-        died = _forget(S, B, R, G, P, H, a, new, token)
+        died = _forget(S, B, R, G, P, a, new, token)
         _free_states(S, R, G, a, dying)
         dying = died
         a = new
@@ -1027,7 +1161,7 @@ def _evict(
 
 @_inner
 def _evict_end(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, H: Any, seq: int,
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, G: Any, P: Any, seq: int,
     tokens: Any, states: Any,
 ) -> int:
     """Take the last text chunk of a response out of the global tree; return what is left of it.
@@ -1058,7 +1192,7 @@ def _evict_end(
         states[i + 1] = a
     for i in range(length - begin - 1, length - begin - 1 - count, -1):
         new = np.int64(states[i + 1])
-        died = _forget(S, B, R, G, P, H, np.int64(states[i]), new, tokens[i])
+        died = _forget(S, B, R, G, P, np.int64(states[i]), new, tokens[i])
         _free_states(S, R, G, new, died)
     Q[seq, Q_LAST] = C[last, 1]
     C[last, 1] = G[G_TFREE]
@@ -1094,7 +1228,7 @@ def _has_room(G: Any) -> bool:
 
 @_inner
 def _feed(
-    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, P: Any, H: Any,
+    S: Any, B: Any, T: Any, C: Any, R: Any, Q: Any, W: Any, G: Any, P: Any,
     tree: int, tokens: Any, begin: int, end: int, own: bool, response: bool,
 ) -> int:
     """Append checked tokens to a request's own tree, and to the global one as its response.
@@ -1116,7 +1250,7 @@ def _feed(
             done = R[tree, R_LEAD]
             while done < lead and _has_room(G):
                 token = W[depth - lead + done] + LEAD
-                shared = _extend(S, B, C, R, G, P, H, np.int64(0), shared, token)
+                shared = _extend(S, B, C, R, G, P, np.int64(0), shared, token)
                 _store_token(T, C, Q, G, seq, token)
                 done += 1
             R[tree, R_LEAD] = done if done < lead else -1
@@ -1128,9 +1262,9 @@ def _feed(
     while i < end and _has_room(G):
         token = tokens[i]
         if own:
-            local = _extend(S, B, C, R, G, P, H, tree, local, token)
+            local = _extend(S, B, C, R, G, P, tree, local, token)
         if seq >= 0:
-            shared = _extend(S, B, C, R, G, P, H, np.int64(0), shared, token)
+            shared = _extend(S, B, C, R, G, P, np.int64(0), shared, token)
             _store_token(T, C, Q, G, seq, token)
         i += 1
     fed = i - begin
@@ -1224,7 +1358,7 @@ def _push(
 
 @_inner
 def _draft_tree(
-    S: Any, B: Any, G: Any, P: Any, H: Any, v: int, matched: int, longest: int, min_prob: float,
+    S: Any, B: Any, G: Any, P: Any, v: int, matched: int, longest: int, min_prob: float,
     tokens: Any, probs: Any, parents: Any, heap_prob: Any, heap: Any, room: int,
 ) -> tuple[int, float]:
     """Take the most probable continuation of anything taken so far, again and again.
@@ -1292,12 +1426,16 @@ def _draft_tree(
                         return np.int64(-1), score
                     _push(heap_prob, heap, size, child_prob, d, length + 1, following, parent)
                     size += 1
-                    if pair >= 0:
-                        pair = P[pair, AFTER]
-                    else:
-                        pair = H[state, HEAD] if S[state, BLK] >= 0 else np.int64(-1)
-                    if pair < 0:
+                    block = S[state, BLK]
+                    if block < 0:
                         break
+                    size_class = S[state, META] >> CLASS_SHIFT
+                    if pair >= 0:
+                        pair = _next_sibling(B, block, size_class, pair)
+                        if pair < 0:
+                            break
+                    else:
+                        pair = _first_sibling(B, block, size_class)
                     following = B[pair, 0]
                     d = B[pair, 1]
         if token < 0:
@@ -1319,7 +1457,7 @@ def _cap(G: Any, length: int, max_tokens: int, factor: float, offset: float) -> 
 
 @_inner
 def _draft_from(
-    S: Any, B: Any, G: Any, P: Any, H: Any, v: int, matched: int,
+    S: Any, B: Any, G: Any, P: Any, v: int, matched: int,
     max_tokens: int, factor: float, offset: float, min_prob: float, as_tree: bool,
     least: float, tokens: Any, probs: Any, parents: Any,
 ) -> tuple[int, float, int]:
@@ -1348,7 +1486,7 @@ def _draft_from(
         if as_tree:
             for length in range(high, low - 1, -1):
                 m, score = _draft_tree(
-                    S, B, G, P, H, v, length, _limit(length, max_tokens, factor, offset),
+                    S, B, G, P, v, length, _limit(length, max_tokens, factor, offset),
                     min_prob, some, some_probs, some_parents,
                     _float32(G[G_SCRATCH + 2]), _heap(G[G_SCRATCH + 3]), G[G_SCRATCH + 5],
                 )
@@ -1434,7 +1572,7 @@ def _global_match(
 
 @_inner
 def _draft(
-    S: Any, B: Any, R: Any, G: Any, P: Any, H: Any,
+    S: Any, B: Any, R: Any, G: Any, P: Any,
     tree: int, context: Any, known: int, at_end: bool,
     max_tokens: int, factor: float, offset: float, min_prob: float, as_tree: bool,
     out_tokens: Any, out_probs: Any,
@@ -1454,7 +1592,7 @@ def _draft(
         if matched <= S[S[v, LINK], META] & LEN_MASK:
             v = S[v, LINK]
     n, score, match = _draft_from(
-        S, B, G, P, H, v, matched, max_tokens, factor, offset, min_prob, as_tree,
+        S, B, G, P, v, matched, max_tokens, factor, offset, min_prob, as_tree,
         np.float32(0.0), out_tokens, out_probs, parents,
     )
     if n < 0:
@@ -1468,7 +1606,7 @@ def _draft(
     shared_parents = _int32(ints + 4 * (SPARE + 1) * width)
     shared_probs = _float32(G[G_SCRATCH + 1] + 8 * width)
     shared_n, shared_score, shared_match = _draft_from(
-        S, B, G, P, H, v, matched, max_tokens, factor, offset, min_prob, as_tree,
+        S, B, G, P, v, matched, max_tokens, factor, offset, min_prob, as_tree,
         score, shared_tokens, shared_probs, shared_parents,
     )
     if shared_n >= 0 and not shared_score > score:
@@ -1812,11 +1950,15 @@ def _fetch(
                     prefetch(S, u)
             # one move towards the state after the next token
             place = walks[walk, WALK_TOKEN]
-            if place >= walks[walk, WALK_END]:
+            v = walks[walk, WALK_STATE]
+            if place >= walks[walk, WALK_END]:  # along what will be drafted
                 walks[walk, WALK_ROUNDS] -= 1
+                if S[v, TOK] >= 0:
+                    v = S[v, DST]
+                    prefetch(S, v)
+                    walks[walk, WALK_STATE] = v
                 continue
             token = _int32(place)[0]
-            v = walks[walk, WALK_STATE]
             following = np.int64(-1)
             if walks[walk, WALK_SLOT] >= 0:
                 walks[walk, WALK_SLOT] = -1
@@ -1852,7 +1994,7 @@ def _probable_slot(S: Any, v: int, token: int) -> int:
     size_class = S[v, META] >> CLASS_SHIFT
     if size_class <= SMALL:
         return block
-    return block + 1 + (((token * 0x9E3779B1) >> 12) & ((1 << size_class) - 1))
+    return block + HEADER + (((token * 0x9E3779B1) >> 12) & ((1 << size_class) - 1))
 
 
 @_inner
@@ -1905,20 +2047,19 @@ def run(header: int) -> int:
              probs float32 [h] and entries int32 [h, 4]; what `_fetch` keeps
     """
     G = _int64(header)
-    return _run(header, G, _states(G[G_TABLES]), _pairs(G[G_TABLES + 1]), None, None)
+    return _run(header, G, _states(G[G_TABLES]), _pairs(G[G_TABLES + 1]), None)
 
 
 @_entry
 def run_exact(header: int) -> int:
     """Do one operation of a drafter in exact mode; as `run`."""
     G = _int64(header)
-    states = _ordered_states(G[G_TABLES])
-    pairs = _ordered_pairs(G[G_TABLES + 1])
-    return _run(header, G, states, pairs, pairs, states)
+    pairs = _pairs(G[G_TABLES + 1])
+    return _run(header, G, _states(G[G_TABLES]), pairs, pairs)
 
 
 @_inner
-def _run(header: int, G: Any, S: Any, B: Any, P: Any, H: Any) -> int:
+def _run(header: int, G: Any, S: Any, B: Any, P: Any) -> int:
     """`run` with its tables."""
     op = G[G_CALL]
     first = G[G_CALL + 1]
@@ -1946,11 +2087,11 @@ def _run(header: int, G: Any, S: Any, B: Any, P: Any, H: Any) -> int:
     if op == EVICT:
         left = Q[first, Q_LEN]
         if P is not None:
-            return _evict(S, B, T, C, R, Q, G, P, H, first)
+            return _evict(S, B, T, C, R, Q, G, P, first)
         while left > 0 and second > 0:
             ints = G[G_SCRATCH]
             left = _evict_end(
-                S, B, T, C, R, Q, G, P, H, first, _int32(ints), _int32(ints + 4 * G[G_SCRATCH + 4])
+                S, B, T, C, R, Q, G, P, first, _int32(ints), _int32(ints + 4 * G[G_SCRATCH + 4])
             )
             second -= CHUNK
         return left
@@ -2030,7 +2171,7 @@ def _run(header: int, G: Any, S: Any, B: Any, P: Any, H: Any) -> int:
                     Q[second, Q_LEN] = 0
             if stop > fed:
                 done = _feed(
-                    S, B, T, C, R, Q, window, G, P, H, tree, tokens, fed, stop, own, response
+                    S, B, T, C, R, Q, window, G, P, tree, tokens, fed, stop, own, response
                 )
                 if feeding:
                     return done
@@ -2075,7 +2216,7 @@ def _run(header: int, G: Any, S: Any, B: Any, P: Any, H: Any) -> int:
                     scores[i] = np.float32(weighed_score)
                 if P is not None:
                     length, score, match = _draft(
-                        S, B, R, G, P, H, tree, context, known, at_end, most, factor, offset,
+                        S, B, R, G, P, tree, context, known, at_end, most, factor, offset,
                         min_prob, end != 0, out_tokens, out_probs,
                     )
                     scores[i] = score

@@ -203,12 +203,10 @@ class SuffixDrafter:
         states = min(memory // (4 * k.STATE_FIELDS), _MAX_ROWS) // k.CHUNK * k.CHUNK
         pairs = min(memory // 8, _MAX_ROWS)
         tokens = min(memory // 4, _MAX_ROWS) // k.CHUNK * k.CHUNK
-        ordered = 1 if self._exact else 0
         header = np.zeros(k.HEADER_FIELDS + 2 * k.CELLS * (not self._exact), np.int64)
-        extra = 2 * ordered  # columns for the order of siblings
         self._tables = _Tables(
-            states=reserve(states, k.STATE_FIELDS + extra, np.int32),
-            blocks=reserve(pairs, 2 + extra, np.int32),
+            states=reserve(states, k.STATE_FIELDS, np.int32),
+            blocks=reserve(pairs, 2, np.int32),
             texts=reserve(tokens, 0, np.int32),
             chunks=reserve(max(states, tokens) // k.CHUNK, 2, np.int32),
             trees=reserve(_MAX_REQUESTS, k.TREE_FIELDS, np.int64),
@@ -217,7 +215,7 @@ class SuffixDrafter:
             header=header,
         )
         header[k.G_DEPTH] = depth
-        header[k.G_EXACT] = ordered
+        header[k.G_EXACT] = self._exact
         header[[k.G_DRAFTED, k.G_ACCEPTED]] = k.MEMORY // 4, k.MEMORY // 8
         header[k.G_VERIFY] = self._verify_tokens or 0
         header[[k.G_SFREE, k.G_STATEFREE, k.G_TFREE]] = -1
@@ -295,8 +293,8 @@ class SuffixDrafter:
             cached_tokens=int(g[k.G_TOKENS]),
             global_states=int(self._tables.trees[0, k.R_STATES]),
             bytes_in_use=int(
-                g[k.G_SCHUNKS] * k.CHUNK * (k.STATE_FIELDS * 4 + 8 * self._exact)
-                + g[k.G_BNEXT] * (8 + 8 * self._exact)
+                g[k.G_SCHUNKS] * k.CHUNK * k.STATE_FIELDS * 4
+                + g[k.G_BNEXT] * 8
                 + g[k.G_TCHUNKS] * k.CHUNK * 4
                 + max(g[k.G_SCHUNKS], g[k.G_TCHUNKS]) * 8
                 + self._next_handle * (k.TREE_FIELDS * 8 + self._row_width * 4)
