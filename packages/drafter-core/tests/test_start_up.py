@@ -72,3 +72,37 @@ def test_many_processes_at_once_fill_a_user_cache_where_the_package_is_read_only
     assert [lines[0].split("] ")[0] for lines in together] == ["[3"] * 3
     assert {Path(lines[1]).is_relative_to(tmp_path / "cache") for lines in together} == {True}
     assert start().communicate()[0].splitlines()[0] == "[3] 1"  # nothing was left to compile
+
+
+WITHOUT_NUMBAS_COMPILER = """
+from numba.core.cpu import CPUContext
+def refuse(self):
+    raise AssertionError("Numba made its compiler ready")
+CPUContext.load_additional_registries = refuse
+"""
+
+
+def test_a_kernel_in_the_cache_is_loaded_without_making_the_compiler_ready(tmp_path: Path) -> None:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+
+    assert "Numba made its compiler ready" in run(WITHOUT_NUMBAS_COMPILER + FIRST_DRAFT).stderr
+    assert run(FIRST_DRAFT).stdout.startswith("[3] 0")
+    assert run(WITHOUT_NUMBAS_COMPILER + FIRST_DRAFT).stdout.startswith("[3] 1")
+
+
+def test_what_a_caller_compiles_after_a_kernel_was_loaded_compiles(tmp_path: Path) -> None:
+    code = (
+        FIRST_DRAFT
+        + "import numba, numpy\n"
+        + "print(numba.njit(lambda a: a.cumsum())(numpy.ones(3)))"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "[3] 1" and done.stdout.splitlines()[-1] == "[1. 2. 3.]"

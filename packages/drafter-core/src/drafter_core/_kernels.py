@@ -55,7 +55,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numba import njit, types
 
-from drafter_core._parts import Part, Whole
+from drafter_core._parts import Part, Whole, load_quickly
 from drafter_core._rows import maker, prefetch
 
 # fields of S
@@ -2238,5 +2238,6 @@ def prepare(exact: bool) -> Any:
     signature = (types.int64,)
     kernel: Any = run_exact if exact else run
     if signature not in kernel.overloads:
-        kernel.compile(signature)
+        with load_quickly(kernel):
+            kernel.compile(signature)
     return kernel.overloads[signature].entry_point
