@@ -118,15 +118,22 @@ def _part(results: dict[str, Any], part: str) -> dict[str, Any]:
             **total,
             "tokens_per_forward_pass": total["output_tokens"] / total["forward_passes"],
             "speeds": [group["output_tokens"] / group["seconds"] for group in rounds],
+            "processor_speeds": [
+                group["output_tokens"] / group["processor_seconds"] for group in rounds
+            ],
         }
-    ours = sides[OURS]["speeds"]
-    for kind in (BASELINE, PEER_KIND):
-        ratios = [a / b for a, b in zip(ours, sides[kind]["speeds"], strict=True)]
-        sides[f"speed_over_{kind}"] = {"median": median(ratios), "rounds": ratios}
+    for speed in ("speed", "processor_speed"):
+        ours = sides[OURS][f"{speed}s"]
+        for kind in (BASELINE, PEER_KIND):
+            ratios = [a / b for a, b in zip(ours, sides[kind][f"{speed}s"], strict=True)]
+            sides[f"{speed}_over_{kind}"] = {"median": median(ratios), "rounds": ratios}
     return sides
 
 
-_SUMS = ("output_tokens", "forward_passes", "drafted", "accepted", "seconds")
+_SUMS = (
+    *("output_tokens", "forward_passes", "drafted", "accepted", "seconds"),
+    "processor_seconds",
+)
 
 
 def faults(report: dict[str, Any], tolerance: float) -> list[str]:
@@ -262,6 +269,8 @@ def main() -> int:
     for part in ("first", "again"):
         ratio = _spread(report[part][f"speed_over_{PEER_KIND}"])
         console.print(f"{part}: {ratio} times arctic's output tokens/s, median and range of rounds")
+        ratio = _spread(report[part][f"processor_speed_over_{PEER_KIND}"])
+        console.print(f"{part}: {ratio} times as many per second of its workers' processor time")
     console.print(f"Report: {folder / 'report.json'}")
     if options.page:
         write_row(options.page, report)

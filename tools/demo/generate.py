@@ -71,6 +71,10 @@ class Run:
             key: int(found[name].value) if name in found else 0 for key, name in COUNTERS.items()
         }
 
+    def processor_seconds(self) -> float:
+        """Return the processor time of the workers so far, which other load does not stretch."""
+        return sum(self.llm.collective_rpc("vllm_drafter_demo_processor_seconds"))
+
     def generate(self, messages: list[str], max_tokens: int) -> dict[str, Any]:
         """Answer all messages at once, greedily, and count.
 
@@ -88,7 +92,7 @@ class Run:
         prompts = [self._token_ids(message) for message in messages]
         tokens: dict[str, list[int]] = {}
         passes = steps = 0
-        before = self.counters()
+        before, processor_before = self.counters(), self.processor_seconds()
         self.generation = getattr(self, "generation", 0) + 1
         started = time.perf_counter()
         for number, prompt in enumerate(prompts):
@@ -116,6 +120,7 @@ class Run:
             "forward_passes": passes,
             "engine_steps": steps,
             "seconds": seconds,
+            "processor_seconds": self.processor_seconds() - processor_before,
             **{key: after[key] - before[key] for key in COUNTERS},
         }
 

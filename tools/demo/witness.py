@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 from typing import Any
 
 PEER = "arctic_inference"
@@ -25,6 +26,10 @@ def imported() -> dict[str, Any]:
 
 class Witness:
     """Methods that vLLM adds to each worker."""
+
+    def vllm_drafter_demo_processor_seconds(self) -> float:
+        """Return the processor time of this worker so far, of all its threads."""
+        return time.process_time()
 
     def vllm_drafter_demo_witness(self) -> dict[str, Any]:
         """Return what this worker has imported, and the class that drafts for it."""

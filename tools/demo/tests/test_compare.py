@@ -39,6 +39,7 @@ def report(version: str = "0.32.0", **changes: dict[str, Any]) -> dict[str, Any]
             "drafted": 0 if kind == BASELINE else 80,
             "accepted": 0 if kind == BASELINE else 50,
             "seconds": 4.0 if kind == BASELINE else 2.0,
+            "processor_seconds": 3.0 if kind == BASELINE else 1.0,
             **{key: value for key, value in changes.get(kind, {}).items() if key != "drafter"},
         }
         drafter = changes.get(kind, {}).get("drafter", DRAFTERS[kind])
@@ -76,6 +77,14 @@ def test_fewer_tokens_per_pass_than_arctic_are_a_fault() -> None:
 def test_slower_than_arctic_is_a_fault_beyond_the_tolerance() -> None:
     assert faults(report(suffix={"seconds": 2.03}), 0.02) == []
     assert len(faults(report(suffix={"seconds": 2.1}), 0.02)) == 2
+
+
+def test_other_load_changes_speeds_but_not_those_by_processor_time() -> None:
+    part = report(suffix={"seconds": 3.0})["first"]
+    assert part[f"speed_over_{PEER_KIND}"]["median"] == pytest.approx(2 / 3)
+    assert part[f"processor_speed_over_{PEER_KIND}"]["median"] == 1
+    part = report(suffix={"processor_seconds": 1.5})["first"]
+    assert part[f"processor_speed_over_{PEER_KIND}"]["rounds"] == pytest.approx([2 / 3, 2 / 3])
 
 
 def test_an_engine_that_drafted_with_anothers_drafter_is_a_fault() -> None:
