@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import socket
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -389,6 +390,30 @@ def test_quantiles_are_taken_from_within_a_bucket(quantile, expected):
 def test_top_says_what_to_do_where_no_server_answers():
     with pytest.raises(NoMetrics, match=r"127\.0\.0\.1:9/metrics.*running vLLM server"):
         read("127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0-other\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"]
+)
+def test_top_says_what_to_do_where_something_else_answers(answer):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(NoMetrics, match="running vLLM server"):
+            read(f"127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
+
+
+def test_top_says_what_to_do_with_an_address_that_is_none():
+    with pytest.raises(NoMetrics, match=r"nonnumeric port.*running vLLM server"):
+        read("localhost:port")
 
 
 @pytest.fixture

@@ -57,6 +57,27 @@ def test_stamps_that_cannot_be_written_are_an_error_at_start_up(tmp_path: Path, 
         read_settings({"VLLM_DRAFTER_STAMPS": str(make(tmp_path))})
 
 
+@pytest.mark.parametrize("text", ["", "-1", "many", "nan", "inf"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "VLLM_DRAFTER_LOG_SECONDS",
+        "VLLM_DRAFTER_SNAPSHOT_MINUTES",
+        "VLLM_DRAFTER_VERIFY_TOKENS",
+    ],
+)
+def test_a_number_that_is_none_or_out_of_range_says_what_is_expected(name, text):
+    [knob] = [knob for knob in KNOBS if knob.name == name]
+    with pytest.raises(SettingError) as caught:
+        read_settings({name: text})
+    assert f"{name}={text!r}: expected {knob.values}" in str(caught.value)
+
+
+def test_a_number_of_tokens_that_is_too_large_names_the_largest():
+    with pytest.raises(SettingError, match=r"expected a number of tokens up to 2\*\*30"):
+        read_settings({"VLLM_DRAFTER_VERIFY_TOKENS": str(2**30 + 1)})
+
+
 def test_a_wrong_variable_does_not_keep_anyone_from_turning_the_plugin_off():
     assert not read_settings({"VLLM_DRAFTER": "0", "VLLM_DRAFTER_NONSENSE": "1"}).enabled
 

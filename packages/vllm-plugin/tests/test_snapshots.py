@@ -94,6 +94,13 @@ def test_a_file_cut_short_stops_the_start(path):
         started()
 
 
+def test_a_lock_that_cannot_be_made_stops_the_start_and_says_what_to_do(path):
+    # As in a directory that cannot be written to, of which a superuser's settings know nothing.
+    path.with_name(path.name + ".lock").mkdir()
+    with pytest.raises(SettingError, match=r"VLLM_DRAFTER_SNAPSHOT.*\.lock cannot be made"):
+        started()
+
+
 def test_a_directory_that_is_not_there_stops_the_start(tmp_path):
     with pytest.raises(SettingError, match="VLLM_DRAFTER_SNAPSHOT"):
         read_settings({"VLLM_DRAFTER_SNAPSHOT": str(tmp_path / "missing" / "cache")})

@@ -171,7 +171,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         VERIFY_TOKENS,
         "256",
-        "a number of tokens, or 0 for drafts that ignore the load",
+        "a number of tokens up to 2**30, or 0 for drafts that ignore the load",
         "How many tokens in a forward pass take as long as the pass itself. The more requests are "
         "in a step, the more probable a token must be to be drafted.",
         _parse_tokens,

@@ -89,6 +89,9 @@ class SnapshotKeeper:
                 written sooner. 0 writes at the end only.
             drafter: what is kept; asked each time, because a broken drafter is replaced.
             in_use: held by whoever uses the drafter.
+
+        Raises:
+            SettingError: nothing can be written beside the file.
         """
         self.steps = 0
         """Steps of the engine so far; whoever takes them counts them here."""
@@ -200,8 +203,20 @@ class SnapshotKeeper:
 
 
 def _locked(path: Path) -> int | None:
-    """Take the lock beside the file, for as long as this process lives; None if another has it."""
-    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    """Take the lock beside the file, for as long as this process lives; None if another has it.
+
+    Raises:
+        SettingError: the lock's file cannot be made.
+    """
+    beside = path.with_name(path.name + ".lock")
+    try:
+        lock = os.open(beside, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise SettingError(
+            f"{SNAPSHOT}={str(path)!r}: expected a directory that can be written to, found that "
+            f"{beside} cannot be made: {error.strerror}. Name a file in another directory, or "
+            f"unset {SNAPSHOT}."
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -5,6 +5,7 @@ Knows the metrics by their names only, and nothing of how they come about.
 
 from __future__ import annotations
 
+import http.client
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -103,9 +104,9 @@ def read(url: str) -> list[Process]:
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
             text = answer.read().decode()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise NoMetrics(
-            f"{address}: {error}. Give the address of a running vLLM server, such as "
+            f"{address}: {str(error).strip()}. Give the address of a running vLLM server, such as "
             "http://localhost:8000."
         ) from error
     try:
