@@ -34,13 +34,17 @@ from vllm_env import (  # noqa: E402
     Environment,
     EnvironmentUnavailable,
     Pin,
+    default_pin,
     read_pins,
     torch_options,
 )
 
 PIN_TABLE = nox.project.load_toml(str(ROOT / "pins.toml"))
-PINS = read_pins(PIN_TABLE)
-DEFAULT_PIN = PINS[PIN_TABLE["defaults"]["engine"]]
+try:
+    PINS = read_pins(PIN_TABLE)
+    DEFAULT_PIN = PINS[default_pin(PIN_TABLE)]
+except ValueError as error:
+    sys.exit(f"error: {error}")
 
 # In the order in which they depend on each other.
 PLUGIN = ("packages/drafter-core", "packages/compat", "packages/vllm-plugin")

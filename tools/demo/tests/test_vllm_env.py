@@ -39,12 +39,30 @@ def test_the_running_interpreter_serves_its_own_version() -> None:
         ({**PIN, "tourch": "2"}, "unknown keys ['tourch']"),
         ({key: PIN[key] for key in PIN if key != "torch"}, "lacks ['torch']"),
         ({**PIN, "level": "full"}, "'full'"),
+        ({**PIN, "vllm": "1.2.o"}, "'1.2.o', not a version"),
+        ({**PIN, "python": 3.11}, "3.11, not a version in quotes"),
+        ({**PIN, "cpu_wheel": "no"}, "'no', not true or false"),
+        ({**PIN, "verified": "contract"}, "'contract', not a list of contract, engine"),
+        ({**PIN, "verified": ["contrct"]}, "['contrct'], not a list of contract, engine"),
+        ({**PIN, "cpu_wheel": False}, "its level can only be 'contract'"),
     ],
 )
 def test_a_wrong_pin_is_named(row: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError) as caught:
         vllm_env.read_pins({"pin": [row]})
     assert words in str(caught.value)
+
+
+def test_a_release_that_is_listed_twice_is_named() -> None:
+    with pytest.raises(ValueError, match=r"1\.2\.3 is listed twice"):
+        vllm_env.read_pins({"pin": [PIN, PIN]})
+
+
+@pytest.mark.parametrize("defaults", [{}, {"engine": "9.9.9"}, {"engine": "1.2.2"}])
+def test_a_default_that_is_no_pin_with_an_engine_is_named(defaults: dict[str, str]) -> None:
+    table = {"defaults": defaults, "pin": [PIN, {**PIN, "vllm": "1.2.2", "level": "contract"}]}
+    with pytest.raises(ValueError, match=r"engine of \[defaults\] is .* not a pin of level"):
+        vllm_env.default_pin(table)
 
 
 def test_a_release_without_a_cpu_build_is_refused_with_a_way_out(tmp_path: Path) -> None:
