@@ -164,6 +164,7 @@ def soak(session: nox.Session) -> None:
     session.install("matplotlib>=3.8")
     folder = "build/soak"
     numbers = f"{folder}/{'plain' if '--plain' in session.posargs else 'soak'}.json"
+    session.run(python, "tests/traffic/soak_alone.py", f"{folder}/alone.json", external=True)
     session.run(python, "tests/traffic/soak.py", numbers, *session.posargs, external=True)
     session.run("python", "tests/traffic/soak_report.py", folder, "docs/soak.md")
 

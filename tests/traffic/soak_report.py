@@ -2,7 +2,8 @@
 
     python soak_report.py build/soak docs/soak.md
 
-The directory holds `soak.json`, and `plain.json` where the same has run without speculation.
+The directory holds `soak.json`, and may hold `plain.json`, of the same without speculation, and
+`alone.json`, of `soak_alone.py`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ Latency by kind of request, over the whole run, in seconds:
 {kinds}
 
 ![Memory and latency over time]({plot})
-{beside}"""
+{beside}{alone}"""
 BESIDE = """
 ## Whose memory grows
 
@@ -68,6 +69,11 @@ changed). The most memory that the worker had taken, in MiB, when so many reques
 | requests | with our drafter | without speculation |
 | --- | --- | --- |
 {rows}
+"""
+ALONE = """
+The drafter in a process of its own, without an engine (`tests/traffic/soak_alone.py`), eight
+requests at a time: {first_mib:.1f} MiB after {first} requests, {middle_mib:.1f} after {middle},
+{last_mib:.1f} after {last}; {tokens:.0f} tokens, {faults:.0f} faults.
 """
 
 
@@ -132,6 +138,17 @@ def beside(run: dict[str, Any], plain: dict[str, Any]) -> str:
     )
 
 
+def alone(samples: list[dict[str, Any]]) -> str:
+    """What the drafter took without an engine, for the page."""
+    named = {"first": samples[0], "middle": samples[len(samples) // 2 - 1], "last": samples[-1]}
+    return ALONE.format(
+        **{name: sample["requests"] for name, sample in named.items()},
+        **{f"{name}_mib": sample["rss"] / MIB for name, sample in named.items()},
+        tokens=samples[-1]["tokens"],
+        faults=samples[-1]["faults"],
+    )
+
+
 def plot(run: dict[str, Any], path: Path) -> None:
     samples = run["samples"]
     minutes = [sample["at"] / 60 for sample in samples]
@@ -184,7 +201,7 @@ def plot(run: dict[str, Any], path: Path) -> None:
 
 def main(numbers: Path, page: Path) -> None:
     run = json.loads((numbers / "soak.json").read_text())
-    plain = numbers / "plain.json"
+    plain, by_itself = numbers / "plain.json", numbers / "alone.json"
     last = run["samples"][-1]
     drawn = page.with_suffix(".svg")
     plot(run, drawn)
@@ -213,6 +230,7 @@ def main(numbers: Path, page: Path) -> None:
             kinds=kinds(run),
             plot=drawn.name,
             beside=beside(run, json.loads(plain.read_text())) if plain.exists() else "",
+            alone=alone(json.loads(by_itself.read_text())) if by_itself.exists() else "",
         )
     )
 
