@@ -158,14 +158,13 @@ def traffic(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Half an hour of mixed load on one server, watched: docs/soak.md; -- --minutes 5; --plain."""
+    """Half an hour of mixed load on one server, watched: docs/soak.md; -- --minutes 5."""
     python = _vllm_with_our_wheels(session, DEFAULT_PIN)
     session.run(python, "tools/demo/make_model.py", MODELS, external=True)
     session.install("matplotlib>=3.8")
-    folder = "build/soak"
-    numbers = f"{folder}/{'plain' if '--plain' in session.posargs else 'soak'}.json"
+    folder = "build/soak"  # of numbers: one file for each method, and one for the drafter alone
     session.run(python, "tests/traffic/soak_alone.py", f"{folder}/alone.json", external=True)
-    session.run(python, "tests/traffic/soak.py", numbers, *session.posargs, external=True)
+    session.run(python, "tests/traffic/soak.py", folder, *session.posargs, external=True)
     session.run("python", "tests/traffic/soak_report.py", folder, "docs/soak.md")
 
 

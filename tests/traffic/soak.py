@@ -1,6 +1,6 @@
 """Mixed load on one server for a long time, with memory, latency and answers watched.
 
-    python soak.py --minutes 30 out.json
+    python soak.py --minutes 30 build/soak
 
 Clients ask at random for copies, edits, open questions, long prompts, single tokens, several
 samples, JSON by a schema, logprobs, and hang up in the middle of streams. One more client asks the
@@ -34,12 +34,17 @@ import psutil
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "engine"))
 
-from engines import Server, model_path, start_server  # noqa: E402
+from engines import NGRAM, SUFFIX, Server, model_path, start_server  # noqa: E402
 from prompts import COPIES, EDITS, EXTRACTS, LONG, OPEN  # noqa: E402
 from traffic import MENDED  # noqa: E402
 
 CACHED = 100
 """Responses in the cache: it is full after some minutes, and evicts from then on."""
+SPECULATION: dict[str, dict[str, Any] | None] = {
+    "suffix": {**SUFFIX, "suffix_decoding_max_cached_requests": CACHED},
+    "ngram": {**NGRAM, "num_speculative_tokens": 16},
+    "none": None,
+}
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -218,18 +223,20 @@ class Soak:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Mixed load on one server, for a long time.")
-    parser.add_argument("out", type=Path, help="the file of numbers to write")
+    parser.add_argument("folder", type=Path, help="for the numbers: one file for each method")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument(
-        "--plain",
-        action="store_true",
-        help="without speculation: whether vLLM's own answers change, or its memory grows, so too",
+        "--method",
+        choices=SPECULATION,
+        default="suffix",
+        help="none and ngram, which is vLLM's own: whether the same happens without our drafter",
     )
     options = parser.parse_args()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    config = {"method": "suffix", "suffix_decoding_max_cached_requests": CACHED}
-    speculation = () if options.plain else ("--speculative-config", json.dumps(config))
+    out = options.folder / f"{options.method}.json"
+    options.folder.mkdir(parents=True, exist_ok=True)
+    config = SPECULATION[options.method]
+    speculation = ("--speculative-config", json.dumps(config)) if config else ()
     with tempfile.TemporaryDirectory() as folder:
         print("starting the server (about a minute)", flush=True)
         server = start_server(
@@ -245,8 +252,8 @@ def main() -> int:
             result = soak.result(options.minutes, options.clients)
         finally:
             server.stop()
-            options.out.with_suffix(".log").write_text(server.log.read_text())
-    options.out.write_text(json.dumps(result))
+            out.with_suffix(".log").write_text(server.log.read_text())
+    out.write_text(json.dumps(result))
     print(
         f"{len(result['requests'])} requests, {len(result['errors'])} errors, "
         f"{result['changed']} changed answers, {result['faults']:.0f} faults"

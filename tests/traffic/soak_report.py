@@ -2,8 +2,8 @@
 
     python soak_report.py build/soak docs/soak.md
 
-The directory holds `soak.json`, and may hold `plain.json`, of the same without speculation, and
-`alone.json`, of `soak_alone.py`.
+The directory holds `suffix.json`, and may hold `none.json` and `ngram.json`, of the same without
+our drafter, and `alone.json`, of `soak_alone.py`.
 """
 
 from __future__ import annotations
@@ -62,14 +62,20 @@ Latency by kind of request, over the whole run, in seconds:
 BESIDE = """
 ## Whose memory grows
 
-The same load for {minutes:g} minutes on the same server without speculation ({cores} cores, load
-average {load:.1f}; {answered} requests answered, {errors} failed; of {probes} probes {changed}
-changed). The most memory that the worker had taken, in MiB, when so many requests were answered:
+The same load on the same server without our drafter:
 
-| requests | with our drafter | without speculation |
-| --- | --- | --- |
+| | minutes | answered | failed | probes, changed | preemptions | load average |
+| --- | --- | --- | --- | --- | --- | --- |
+{runs}
+
+The most memory that the worker had taken, in MiB, when so many requests were answered (what it
+means: [traffic.md](traffic.md#memory)):
+
+| requests | {names} |
+| --- | {rules} |
 {rows}
 """
+OTHERS = {"none": "without speculation", "ngram": "vLLM's ngram"}
 ALONE = """
 The drafter in a process of its own, without an engine (`tests/traffic/soak_alone.py`), eight
 requests at a time: {first_mib:.1f} MiB after {first} requests, {middle_mib:.1f} after {middle},
@@ -119,23 +125,32 @@ def most_memory(run: dict[str, Any], requests: int) -> float:
     return most / MIB
 
 
-def beside(run: dict[str, Any], plain: dict[str, Any]) -> str:
-    """What the same did without speculation, for the page."""
-    last = min(len(run["requests"]), len(plain["requests"]))
+def beside(run: dict[str, Any], others: dict[str, dict[str, Any]]) -> str:
+    """What the same did without our drafter, for the page; by what took its place."""
+    runs = [
+        f"| {name} | {other['minutes']:g} | {len(other['requests'])} | {len(other['errors'])} "
+        f"| {len(other['probes'])}, {other['changed']} "
+        f"| {other['samples'][-1]['vllm:num_preemptions_total']:.0f} "
+        f"| {statistics.median(sample['load'] for sample in other['samples']):.1f} |"
+        for name, other in others.items()
+    ]
+    columns = {"our drafter": run, **others}
+    last = max(len(column["requests"]) for column in columns.values())
+    counts = [0, *(10 * 2**place for place in range(20) if 10 * 2**place <= last)]
     rows = [
-        f"| {n} | {most_memory(run, n):.0f} | {most_memory(plain, n):.0f} |"
-        for n in sorted({*range(0, last, 100), last})
+        f"| {count} | " + " | ".join(cell(column, count) for column in columns.values()) + " |"
+        for count in counts
     ]
     return BESIDE.format(
-        minutes=plain["minutes"],
-        cores=plain["cores"],
-        load=statistics.median(sample["load"] for sample in plain["samples"]),
-        answered=len(plain["requests"]),
-        errors=len(plain["errors"]),
-        probes=len(plain["probes"]),
-        changed=plain["changed"],
+        runs="\n".join(runs),
+        names=" | ".join(columns),
+        rules=" | ".join("---" for _ in columns),
         rows="\n".join(rows),
     )
+
+
+def cell(run: dict[str, Any], requests: int) -> str:
+    return f"{most_memory(run, requests):.0f}" if requests <= len(run["requests"]) else ""
 
 
 def alone(samples: list[dict[str, Any]]) -> str:
@@ -200,8 +215,9 @@ def plot(run: dict[str, Any], path: Path) -> None:
 
 
 def main(numbers: Path, page: Path) -> None:
-    run = json.loads((numbers / "soak.json").read_text())
-    plain, by_itself = numbers / "plain.json", numbers / "alone.json"
+    found = {file.stem: json.loads(file.read_text()) for file in numbers.glob("*.json")}
+    run = found["suffix"]
+    others = {said: found[name] for name, said in OTHERS.items() if name in found}
     last = run["samples"][-1]
     drawn = page.with_suffix(".svg")
     plot(run, drawn)
@@ -229,8 +245,8 @@ def main(numbers: Path, page: Path) -> None:
             parts=parts(run),
             kinds=kinds(run),
             plot=drawn.name,
-            beside=beside(run, json.loads(plain.read_text())) if plain.exists() else "",
-            alone=alone(json.loads(by_itself.read_text())) if by_itself.exists() else "",
+            beside=beside(run, others) if others else "",
+            alone=alone(found["alone"]) if "alone" in found else "",
         )
     )
 
