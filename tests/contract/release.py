@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from vllm_drift.errors import SourceError
 from vllm_drift.sources import Sources
 from vllm_drift.tree import SourceTree
 
@@ -44,9 +45,12 @@ def lay_out(tree: SourceTree, directory: Path) -> Path:
 
 def main() -> None:
     version, directory = sys.argv[1:]
-    with Sources() as sources:
-        (candidate,) = sources.expand([version])
-        print(lay_out(sources.load(candidate), Path(directory)))
+    try:
+        with Sources() as sources:
+            (candidate,) = sources.expand([version])
+            print(lay_out(sources.load(candidate), Path(directory)))
+    except SourceError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What a vLLM release's own runner does with its suffix drafter, taken from its source.
+"""What a vLLM release's own runner does with a suffix drafter, taken from its source: with the
+proposer of `method="suffix"`, and with a class of `method="custom_class"`.
 
 The contract tests run these statements, not a table of ours, so a release that calls differently
 fails them.
@@ -13,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 CLASS = "SuffixDecodingProposer"
+BUILT_BY = {"suffix": CLASS, "custom_class": "create_custom_proposer"}
+"""The name that the runner calls to build the drafter of a method."""
 
 
 def _functions(module: ModuleType) -> list[ast.FunctionDef]:
@@ -32,20 +35,44 @@ def _narrows(statement: ast.stmt) -> bool:
     )
 
 
-def construction(module: ModuleType) -> ast.Call:
-    """The expression with which the runner builds its suffix drafter."""
+def _asks_for(node: ast.AST, method: str) -> bool:
+    """Whether a node is `if <something>.method == "<method>": ... propose ...`."""
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Compare)
+        and ast.unparse(node.test).endswith(f".method == {method!r}")
+        and any(
+            isinstance(part, ast.Attribute) and part.attr == "propose"
+            for statement in node.body
+            for part in ast.walk(statement)
+        )
+    )
+
+
+def construction(module: ModuleType, method: str) -> ast.Call:
+    """The expression with which the runner builds the drafter of a method."""
+    name = BUILT_BY[method]
     found = [
         node
         for function in _functions(module)
         for node in ast.walk(function)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == CLASS
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
     ]
     (call,) = found
     return call
 
 
-def suffix_branch(module: ModuleType) -> list[ast.stmt]:
-    """The statements with which the runner asks its suffix drafter for drafts."""
+def branch_of(module: ModuleType, method: str) -> list[ast.stmt]:
+    """The statements with which the runner asks the drafter of a method for drafts."""
+    if method == "custom_class":
+        (asking,) = [
+            node
+            for function in _functions(module)
+            for node in ast.walk(function)
+            if _asks_for(node, method)
+        ]
+        assert isinstance(asking, ast.If)
+        return asking.body
     found = [
         block
         for function in _functions(module)
@@ -57,22 +84,26 @@ def suffix_branch(module: ModuleType) -> list[ast.stmt]:
     return branch
 
 
-def construct(module: ModuleType, runner: Any) -> Any:
+def construct(module: ModuleType, runner: Any, method: str = "suffix") -> Any:
     """Build the drafter as the runner does; `runner` is its `self`."""
-    code = compile(ast.Expression(construction(module)), module.__file__ or "", "eval")
+    code = compile(ast.Expression(construction(module, method)), module.__file__ or "", "eval")
     return eval(code, vars(module), {"self": runner})
 
 
 def propose(
-    module: ModuleType, runner: Any, sampled_token_ids: list[list[int]], num_tokens: int
+    module: ModuleType,
+    runner: Any,
+    sampled_token_ids: list[list[int]],
+    num_tokens: int,
+    method: str = "suffix",
 ) -> Any:
-    """Run the runner's suffix branch and return what it then holds as drafts.
+    """Run the runner's branch of the method and return what it then holds as drafts.
 
     The branch's free names are bound by what they mean: the sampled ids, the tokens wanted at this
     step, no slot mappings. A name that means none of these is a change that the plugin has to look
     at, so it raises.
     """
-    branch = suffix_branch(module)
+    branch = branch_of(module, method)
     known = {"self": runner, "sampled_token_ids": sampled_token_ids, "slot_mappings": None}
     stored = set()
     for statement in branch:

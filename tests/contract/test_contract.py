@@ -20,6 +20,15 @@ from packaging.version import Version
 
 RELEASE = os.environ["DRAFTER_CONTRACT_VLLM"]
 
+SPECULATION: dict[str, dict[str, Any]] = {"suffix": {"method": "suffix"}}
+"""What is given to the release as its speculative config, for each method that drafts with us."""
+if Version(RELEASE) >= Version("0.22"):
+    SPECULATION["custom_class"] = {
+        "method": "custom_class",
+        "model": "vllm_drafter.CustomClassProposer",
+        "num_speculative_tokens": 24,
+    }
+
 # The release's own proposer, asked as its runner asks it.
 DRAFT_WITH_THE_RELEASES_OWN_PROPOSER = """
 import earlier_torch
@@ -97,8 +106,13 @@ def batch(runner_module: Any) -> Any:
     return Batch()
 
 
+@pytest.fixture(params=SPECULATION)
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def runner(runner_module: Any, batch: Any) -> Any:
+def runner(runner_module: Any, batch: Any, method: str) -> Any:
     """What the runner's statements read of `self`: a real batch and config, and our drafter."""
     from batch import MAX_MODEL_LEN
     from runner import construct
@@ -106,24 +120,24 @@ def runner(runner_module: Any, batch: Any) -> Any:
 
     this = SimpleNamespace(
         vllm_config=SimpleNamespace(
-            speculative_config=SpeculativeConfig(method="suffix"),
+            speculative_config=SpeculativeConfig(**SPECULATION[method]),
             model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
         ),
         input_batch=batch.input_batch,
     )
-    this.drafter = construct(runner_module, this)
+    this.drafter = construct(runner_module, this, method)
     return this
 
 
 @pytest.fixture
-def step(runner_module: Any, runner: Any, batch: Any) -> Any:
+def step(runner_module: Any, runner: Any, batch: Any, method: str) -> Any:
     """One step of the engine: requests sample these ids, the runner asks for drafts, by request."""
     from runner import propose
 
     def run(sampled: dict[str, list[int]], *, num_tokens: int = 24) -> dict[str, list[int]]:
         if Version(RELEASE) < Version("0.24"):
             num_tokens = 24  # the number was fixed at construction
-        drafts = propose(runner_module, runner, batch.sample(sampled), num_tokens)
+        drafts = propose(runner_module, runner, batch.sample(sampled), num_tokens, method)
         assert isinstance(drafts, list)
         assert len(drafts) == len(batch.input_batch.req_ids)
         assert all(type(token) is int for draft in drafts for token in draft)
@@ -188,6 +202,11 @@ def test_with_the_shim_the_releases_own_proposer_drafts_with_ours() -> None:
     assert of_another == []  # the first one's response is short; its prompt is nobody else's
 
 
+def test_the_runner_builds_the_drafter_of_the_method(runner: Any, method: str) -> None:
+    home = {"suffix": "vllm_drafter.proposer", "custom_class": "vllm_drafter.custom_class"}
+    assert type(runner.drafter).__module__ == home[method]
+
+
 def test_a_prompt_that_is_copied_is_drafted(step: Any, batch: Any) -> None:
     text = list(range(100, 140))
     batch.add("a", [*text, 7])
@@ -203,6 +222,7 @@ def test_a_partial_prefill_gets_an_empty_draft(step: Any, batch: Any) -> None:
     assert drafts["a"]
 
 
+@pytest.mark.parametrize("method", ["suffix"], indirect=True)  # the custom class is not told
 def test_a_draft_stays_within_the_tokens_wanted_at_this_step(step: Any, batch: Any) -> None:
     if Version(RELEASE) < Version("0.24"):
         pytest.skip("the number is given per step since 0.24.0")
@@ -289,6 +309,7 @@ def shared_by_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_DRAFTER_SHARING", "lora")
 
 
+@pytest.mark.parametrize("method", ["suffix"], indirect=True)  # the custom class is not told
 def test_with_sharing_by_lora_a_response_stays_with_its_adapter(
     shared_by_adapter: None, step: Any, batch: Any
 ) -> None:
