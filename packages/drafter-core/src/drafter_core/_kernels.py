@@ -164,11 +164,12 @@ INIT, START, FEED, STEP, FREE, EVICT, SPECULATE = 0, 1, 2, 3, 4, 5, 6
 OK, MISMATCH, BAD_TOKEN, BAD_HANDLE, CORRUPT = 0, 1, 2, 3, 4
 TOO_NARROW = -(1 << 61)  # of STEP as a whole
 
-# what is fetched before a step: requests at a time, tokens of each, states whose links are followed
-FETCH_GROUP, FETCH_TOKENS, FETCH_LINKS = 16, 32, 5
-FETCH_TRAIL = 2 * FETCH_LINKS  # those states and where the token after each is
-WALK_STATE, WALK_TOKEN, WALK_END, WALK_SLOT, WALK_ROUNDS, WALK_TRAIL = 0, 1, 2, 3, 4, 5
-WALK_FIELDS = 8
+# what is fetched before a step: requests at a time, tokens of each, links behind each token
+FETCH_GROUP, FETCH_TOKENS, FETCH_LINKS = 16, 16, 3
+FETCH_WALKS = 2 * FETCH_GROUP
+FETCH_ENDS = FETCH_WALKS * FETCH_TOKENS  # in the trail: what comes before, then the walks' ends
+WALK_STATE, WALK_TOKEN, WALK_END, WALK_SLOT = 0, 1, 2, 3
+WALK_FIELDS = 4
 
 # rows of the integer results
 OUT_LENGTH, OUT_MATCH, OUT_STATUS = 0, 1, 2
@@ -879,7 +880,9 @@ def _remove(
 def _new_state(S: Any, B: Any, C: Any, R: Any, G: Any, tree: int, length: int) -> int:
     if tree == 0 and G[G_STATEFREE] >= 0:
         v = G[G_STATEFREE]
-        G[G_STATEFREE] = S[v, LINK]
+        following = S[v, LINK]
+        G[G_STATEFREE] = following
+        prefetch(S, following)  # those that were freed lie apart
     else:
         v = R[tree, R_NEXT]
         if v == R[tree, R_END]:
@@ -1880,27 +1883,28 @@ def _first_bad(tokens: Any, begin: int, end: int) -> int:
 
 @_inner
 def _fetch(
-    S: Any, B: Any, R: Any, G: Any, handles: Any, rows: Any, begin: int, end: int
+    S: Any, B: Any, R: Any, G: Any, P: Any, handles: Any, rows: Any, begin: int, end: int
 ) -> None:
     """Ask for what appending to handles[begin:end] will read, so that it need not wait for it.
 
-    Between two steps the caches are lost to the model. Appending follows links and edges, each of
+    Between two steps the caches are lost to the model. Appending follows edges and links, each of
     which must be read before the next is known: a wait for every one. So here all requests of a
     group take one such step, then all take the next, and none is waited for. Changes nothing; a
     wrong guess costs a line.
 
-    Walks the states of the text from token to token, and from each of the last `FETCH_LINKS` along
-    its links.
+    First along the text, from state to state in both trees; then from all of these states along
+    their links, and from the last along the first edges, where a draft will go.
     """
     token_ids = G[G_IDS]
     width = G[G_ID_COLUMNS]
     num_tokens = _int32(G[G_COUNTS])
     walks = _walks(G[G_SCRATCH + 6])
-    trail = _int64(G[G_SCRATCH + 7])
+    trail = _pairs(G[G_SCRATCH + 7])
     parts = _int64(G[G_TABLES + 4])
     for i in range(begin, end):
         for part in range(0, TREE_FIELDS, 8):
             prefetch(parts, handles[i] * TREE_FIELDS + part)
+    going = np.int64(0)
     n = np.int64(0)
     for i in range(begin, end):
         tree = handles[i]
@@ -1915,76 +1919,88 @@ def _fetch(
                 continue
             v = R[tree, R_GSTATE] if shared == 1 else R[tree, R_STATE]
             prefetch(S, v)
-            walks[n, WALK_STATE] = v
-            walks[n, WALK_TOKEN] = tokens
-            walks[n, WALK_END] = tokens + 4 * min(new, FETCH_TOKENS)
-            walks[n, WALK_SLOT] = -1
-            walks[n, WALK_ROUNDS] = FETCH_LINKS + 1
-            walks[n, WALK_TRAIL] = 0
-            trail[n * FETCH_TRAIL] = v
-            trail[n * FETCH_TRAIL + 1] = tokens
-            for k in range(2, FETCH_TRAIL, 2):
-                trail[n * FETCH_TRAIL + k] = -1
-            n += 1
-    going = n
-    while going > 0:
-        going = np.int64(0)
-        for walk in range(n):
-            if walks[walk, WALK_ROUNDS] == 0:
-                continue
+            walks[going, WALK_STATE] = v
+            walks[going, WALK_TOKEN] = tokens
+            walks[going, WALK_END] = tokens + 4 * min(new, FETCH_TOKENS)
+            walks[going, WALK_SLOT] = 0
             going += 1
-            base = walk * FETCH_TRAIL
-            # along the links of the states that were reached in the rounds before
-            for k in range(base, base + FETCH_TRAIL, 2):
-                u = trail[k]
-                if u < 0:
-                    continue
-                prefetch(S, S[u, DST])
-                if S[u, BLK] >= 0 and trail[k + 1] < walks[walk, WALK_END]:
-                    token = _int32(trail[k + 1])[0]
-                    if S[u, TOK] != token:
-                        prefetch(B, _probable_slot(S, u, token))
-                u = S[u, LINK]
-                trail[k] = u
-                if u >= 0:
-                    prefetch(S, u)
-            # one move towards the state after the next token
+    for walk in range(going):
+        trail[n, 0] = walks[walk, WALK_STATE]
+        trail[n, 1] = _int32(walks[walk, WALK_TOKEN])[0]
+        n += 1
+    ended = np.int64(FETCH_ENDS)
+    while going > 0:
+        walk = np.int64(0)
+        while walk < going:
             place = walks[walk, WALK_TOKEN]
-            v = walks[walk, WALK_STATE]
-            if place >= walks[walk, WALK_END]:  # along what will be drafted
-                walks[walk, WALK_ROUNDS] -= 1
-                if S[v, TOK] >= 0:
-                    v = S[v, DST]
-                    prefetch(S, v)
-                    walks[walk, WALK_STATE] = v
-                continue
             token = _int32(place)[0]
+            v = walks[walk, WALK_STATE]
             following = np.int64(-1)
-            if walks[walk, WALK_SLOT] >= 0:
-                walks[walk, WALK_SLOT] = -1
+            if walks[walk, WALK_SLOT] != 0:
+                walks[walk, WALK_SLOT] = 0
                 i = _slot(B, S[v, BLK], S[v, META] >> CLASS_SHIFT, token)
                 if i >= 0:
                     following = B[i, 1]
             elif S[v, TOK] == token:
                 following = S[v, DST]
             elif S[v, BLK] >= 0:
-                walks[walk, WALK_SLOT] = 0
+                walks[walk, WALK_SLOT] = 1
                 prefetch(B, _probable_slot(S, v, token))
+                walk += 1
                 continue
-            if following >= 0:
-                place += 4
-                walks[walk, WALK_TOKEN] = place
-                k = (walks[walk, WALK_TRAIL] + 2) % FETCH_TRAIL
-                walks[walk, WALK_TRAIL] = k
-                trail[base + k] = following
-                trail[base + k + 1] = place
-            else:
+            moved = following >= 0
+            if not moved:
                 following = S[v, LINK]
                 if following < 0:  # a token that the tree does not know
-                    walks[walk, WALK_TOKEN] = place + 4
-                    continue
+                    following = v
+                    moved = True
             prefetch(S, following)
+            if moved:
+                place += 4
+                if place < walks[walk, WALK_END]:
+                    trail[n, 0] = following
+                    trail[n, 1] = _int32(place)[0]
+                    n += 1
+                else:  # the last of those that go on takes its place
+                    trail[ended, 0] = following
+                    ended += 1
+                    going -= 1
+                    for field in range(WALK_FIELDS):
+                        walks[walk, field] = walks[going, field]
+                    continue
+                walks[walk, WALK_TOKEN] = place
             walks[walk, WALK_STATE] = following
+            walk += 1
+    for _ in range(FETCH_LINKS):
+        kept = np.int64(0)
+        for k in range(n):
+            u = trail[k, 0]
+            link = S[u, LINK]
+            if link < 0:
+                continue
+            prefetch(S, link)
+            token = trail[k, 1]
+            if S[u, TOK] != token:
+                prefetch(S, S[u, DST])
+                block = S[u, BLK]
+                if block >= 0:
+                    slot = _probable_slot(S, u, token)
+                    prefetch(B, slot)
+                    if P is not None:
+                        size_class = S[u, META] >> CLASS_SHIFT
+                        if size_class > SMALL:  # its header and the links of the pair
+                            prefetch(B, block)
+                            prefetch(B, slot + (1 << size_class))
+            trail[kept, 0] = link
+            trail[kept, 1] = token
+            kept += 1
+        n = kept
+        for k in range(FETCH_ENDS, ended):
+            u = trail[k, 0]
+            prefetch(S, S[u, LINK])
+            if S[u, TOK] >= 0:
+                trail[k, 0] = S[u, DST]
+                prefetch(S, S[u, DST])
 
 
 @_inner
@@ -2124,7 +2140,7 @@ def _run(header: int, G: Any, S: Any, B: Any, P: Any) -> int:
             if i == fetched:
                 fetched = min(i + FETCH_GROUP, n)
                 if _all_known(R, G, handles, rows, i, fetched):
-                    _fetch(S, B, R, G, handles, rows, i, fetched)
+                    _fetch(S, B, R, G, P, handles, rows, i, fetched)
             tree = handles[i]
             row = rows[i]
             if not (_is_alive(R, G, tree) and 0 <= row < G[G_ID_ROWS]):

@@ -966,11 +966,11 @@ class _Scratch:
             self._ints, np.zeros((k.SCRATCH_PROBS, width), np.float32),
             np.zeros(heap, np.float32), np.zeros((heap, k.HEAP_FIELDS), np.int32),
         )  # fmt: skip
-        self._walks = np.zeros((2 * k.FETCH_GROUP, k.WALK_FIELDS + k.FETCH_TRAIL), np.int64)
-        walks = self._walks.ctypes.data
+        self._walks = np.zeros((k.FETCH_WALKS, k.WALK_FIELDS), np.int64)
+        self._trail = np.zeros((k.FETCH_ENDS + k.FETCH_WALKS, 2), np.int32)
         self.places = [
             *(array.ctypes.data for array in self._arrays), width, heap,
-            walks, walks + 2 * k.FETCH_GROUP * k.WALK_FIELDS * 8,
+            self._walks.ctypes.data, self._trail.ctypes.data,
         ]  # fmt: skip
 
 
