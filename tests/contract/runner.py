@@ -13,6 +13,8 @@ import inspect
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 CLASS = "SuffixDecodingProposer"
 BUILT_BY = {"suffix": CLASS, "custom_class": "create_custom_proposer"}
 """The name that the runner calls to build the drafter of a method."""
@@ -84,6 +86,17 @@ def branch_of(module: ModuleType, method: str) -> list[ast.stmt]:
     return branch
 
 
+def _samples_arrays(module: ModuleType) -> bool:
+    """Whether the runner has the sampled ids as arrays, as 0.11.1 did, and not as lists."""
+    return any(
+        argument.arg == "sampled_token_ids"
+        and argument.annotation is not None
+        and "ndarray" in ast.unparse(argument.annotation)
+        for function in _functions(module)
+        for argument in function.args.args
+    )
+
+
 def construct(module: ModuleType, runner: Any, method: str = "suffix") -> Any:
     """Build the drafter as the runner does; `runner` is its `self`."""
     code = compile(ast.Expression(construction(module, method)), module.__file__ or "", "eval")
@@ -104,7 +117,10 @@ def propose(
     at, so it raises.
     """
     branch = branch_of(module, method)
-    known = {"self": runner, "sampled_token_ids": sampled_token_ids, "slot_mappings": None}
+    sampled: Any = sampled_token_ids
+    if _samples_arrays(module):
+        sampled = [np.array(ids, np.int32) for ids in sampled_token_ids]
+    known = {"self": runner, "sampled_token_ids": sampled, "slot_mappings": None}
     stored = set()
     for statement in branch:
         for node in ast.walk(statement):
