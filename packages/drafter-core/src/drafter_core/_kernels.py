@@ -469,24 +469,14 @@ def _move_pair(B: Any, ordered: bool, block: int, size_class: int, i: int, j: in
     B[j, 0] = B[i, 0]
     B[j, 1] = B[i, 1]
     if ordered:
-        base = block + HEADER
-        links = _links(block, size_class)
-        place = j - base
-        before = B[links + i - base, BEFORE]
-        following = B[links + i - base, AFTER]
-        B[links + place, BEFORE] = before
-        B[links + place, AFTER] = following
-        if before >= 0:
-            B[links + before, AFTER] = place
-        else:
-            B[block, HEAD] = place
-        if following >= 0:
-            B[links + following, BEFORE] = place
-        else:
-            B[block + 1, TAIL] = place
+        old = i - block - HEADER
+        new = j - block - HEADER
+        before = B[_links(block, size_class) + old, BEFORE]
+        _unlink(B, block, size_class, old)
+        _link_after(B, block, size_class, new, before)
         for count in range(1, LEADS + 1):
-            if _leader(B, block, count) == i - base:
-                _set_leader(B, block, count, place)
+            if _leader(B, block, count) == old:
+                _set_leader(B, block, count, new)
 
 
 @_inner
