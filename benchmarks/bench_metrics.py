@@ -63,6 +63,7 @@ class Traffic:
                 suffix_decoding_min_token_prob=0.1,
             ),
             model_config=SimpleNamespace(max_model_len=LENGTH),
+            device_config=SimpleNamespace(device_type="cuda"),
         )
         self.proposer = proposers.TokensPerStepProposer(config)
 

@@ -45,6 +45,7 @@ this = SimpleNamespace(
     vllm_config=SimpleNamespace(
         speculative_config=SpeculativeConfig(method="suffix"),
         model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+        device_config=SimpleNamespace(device_type="cuda"),
     ),
     input_batch=batch.input_batch,
 )
@@ -122,6 +123,7 @@ def runner(runner_module: Any, batch: Any, method: str) -> Any:
         vllm_config=SimpleNamespace(
             speculative_config=SpeculativeConfig(**SPECULATION[method]),
             model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+            device_config=SimpleNamespace(device_type="cuda"),
         ),
         input_batch=batch.input_batch,
     )

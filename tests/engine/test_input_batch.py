@@ -32,7 +32,9 @@ K = 6
 def config():
     speculative = SpeculativeConfig(method="suffix", suffix_decoding_max_spec_factor=4.0)
     return SimpleNamespace(
-        speculative_config=speculative, model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN)
+        speculative_config=speculative,
+        model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+        device_config=SimpleNamespace(device_type="cpu"),
     )
 
 

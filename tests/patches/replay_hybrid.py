@@ -66,6 +66,7 @@ def configuration() -> Any:
     return SimpleNamespace(
         speculative_config=speculative,
         model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+        device_config=SimpleNamespace(device_type="cuda"),
         scheduler_config=SimpleNamespace(max_num_seqs=BATCH, async_scheduling=False),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
     )

@@ -92,6 +92,7 @@ def measure() -> list[dict[str, float]]:
             suffix_decoding_min_token_prob=0.1,
         ),
         model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+        device_config=SimpleNamespace(device_type="cuda"),
     )
     proposer = TokensPerStepProposer(config)
     traffic = Traffic()

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -104,8 +105,31 @@ def make_report(engines: dict[str, Engine], job: Job) -> dict[str, Any]:
             ]
             for kind in ORDER[1:]
         },
+        "cost": cost_of(results),
         **{part: _part(results, part) for part in ("first", "again")},
     }
+
+
+def cost_of(results: dict[str, Any]) -> dict[str, float]:
+    """What a step takes and each token in it, in milliseconds of the workers' processor time.
+
+    By least squares over the rounds of all engines. Prompts are told apart: the first time they are
+    computed, then most of them come from vLLM's prefix cache.
+    """
+    rounds = [(name, group) for groups in results.values() for name, group in groups.items()]
+    work = [
+        (
+            group["engine_steps"],
+            group["forward_passes"] + group["drafted"],
+            group["prompt_tokens"] * name.startswith("first"),
+            group["prompt_tokens"] * name.startswith("again"),
+        )
+        for name, group in rounds
+    ]
+    seconds = [group["processor_seconds"] for _, group in rounds]
+    found = np.linalg.lstsq(np.array(work, float), np.array(seconds), rcond=None)[0]
+    step, token = (float(x) * 1000 for x in found[:2])
+    return {"step_ms": step, "token_ms": token, "verify_tokens": step / token}
 
 
 def _part(results: dict[str, Any], part: str) -> dict[str, Any]:
@@ -271,6 +295,11 @@ def main() -> int:
         console.print(f"{part}: {ratio} times arctic's output tokens/s, median and range of rounds")
         ratio = _spread(report[part][f"processor_speed_over_{PEER_KIND}"])
         console.print(f"{part}: {ratio} times as many per second of its workers' processor time")
+    cost = report["cost"]
+    console.print(
+        f"A step took {cost['step_ms']:.0f} ms and {cost['token_ms']:.1f} ms more per token in it, "
+        f"by a fit over all rounds: VLLM_DRAFTER_VERIFY_TOKENS is {cost['verify_tokens']:.0f} here"
+    )
     console.print(f"Report: {folder / 'report.json'}")
     if options.page:
         write_row(options.page, report)

@@ -58,6 +58,7 @@ def config(method: str | None, asynchronous: bool = False) -> SimpleNamespace:
     return SimpleNamespace(
         speculative_config=speculative if method else None,
         model_config=SimpleNamespace(max_model_len=64),
+        device_config=SimpleNamespace(device_type="cuda"),
         scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
     )
 

@@ -93,6 +93,7 @@ class Batch:
 def vllm_config(
     num_speculative_tokens: int = 8,
     max_model_len: int = MAX_MODEL_LEN,
+    device_type: str = "cuda",
     **suffix_decoding: Any,
 ) -> Any:
     """What the proposers read of a VllmConfig; keywords without their `suffix_decoding_`."""
@@ -109,4 +110,5 @@ def vllm_config(
             **{f"suffix_decoding_{name}": value for name, value in settings.items()},
         ),
         model_config=SimpleNamespace(max_model_len=max_model_len),
+        device_config=SimpleNamespace(device_type=device_type),
     )

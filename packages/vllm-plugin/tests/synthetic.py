@@ -55,6 +55,7 @@ MODULES = {
         """,
     "config/vllm.py": """
         class VllmConfig:
+            device_config: object
             model_config: object
             speculative_config: object
 
@@ -65,6 +66,10 @@ MODULES = {
     "config/model.py": """
         class ModelConfig:
             max_model_len: int = 0
+        """,
+    "config/device.py": """
+        class DeviceConfig:
+            device_type: str = "cuda"
         """,
     "engine/__init__.py": "",
     "engine/arg_utils.py": """

@@ -301,6 +301,18 @@ def test_a_full_step_drafts_less_for_each_request(monkeypatch):
     assert drafted("0") > drafted("1")
 
 
+@pytest.mark.parametrize(
+    ("device_type", "given", "taken"),
+    [("cuda", "auto", 256), ("cpu", "auto", 24), ("cpu", "256", 256), ("cpu", "0", None)],
+)
+def test_a_verified_token_costs_more_on_a_cpu_unless_a_setting_says_otherwise(
+    monkeypatch, device_type, given, taken
+):
+    monkeypatch.setenv("VLLM_DRAFTER_VERIFY_TOKENS", given)
+    proposer = TokensPerStepProposer(vllm_config(device_type=device_type))
+    assert proposer.settings.verify_tokens == taken
+
+
 def test_without_a_cache_of_responses_only_the_request_itself_is_drafted_from():
     proposer = TokensPerStepProposer(vllm_config(max_cached_requests=0))
     batch = Batch()

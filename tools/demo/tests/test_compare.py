@@ -10,6 +10,7 @@ from demo.compare import (
     BASELINE,
     ORDER,
     OURS,
+    cost_of,
     faults,
     make_report,
     page_row,
@@ -36,6 +37,8 @@ def report(version: str = "0.32.0", **changes: dict[str, Any]) -> dict[str, Any]
             "tokens": [[1, 2, 3]],
             "output_tokens": 100,
             "forward_passes": 100 if kind == BASELINE else 50,
+            "engine_steps": 25 if kind == BASELINE else 13,
+            "prompt_tokens": 40,
             "drafted": 0 if kind == BASELINE else 80,
             "accepted": 0 if kind == BASELINE else 50,
             "seconds": 4.0 if kind == BASELINE else 2.0,
@@ -92,6 +95,22 @@ def test_an_engine_that_drafted_with_anothers_drafter_is_a_fault() -> None:
     assert "arctic's engine drafted with" in found
     [found] = faults(report(suffix={"drafter": None}), 0.02)
     assert "our engine drafted with nothing" in found
+
+
+def test_the_cost_of_a_step_and_of_a_token_is_found_from_what_the_rounds_took() -> None:
+    def group(steps: int, passes: int, drafted: int, prompt_ms: float) -> dict[str, Any]:
+        work = {"engine_steps": steps, "forward_passes": passes, "drafted": drafted}
+        took = steps * 0.1 + (passes + drafted) * 0.005 + 40 * prompt_ms / 1000
+        return {**work, "prompt_tokens": 40, "processor_seconds": took}
+
+    found = cost_of(
+        {
+            BASELINE: {"first 1": group(25, 100, 0, 3), "again 1": group(25, 100, 0, 1)},
+            OURS: {"first 1": group(14, 50, 90, 3), "again 1": group(5, 20, 90, 1)},
+            PEER_KIND: {"first 1": group(15, 54, 70, 3), "again 1": group(7, 28, 80, 1)},
+        }
+    )
+    assert found == pytest.approx({"step_ms": 100, "token_ms": 5, "verify_tokens": 20})
 
 
 def test_no_accepted_token_is_a_fault() -> None:

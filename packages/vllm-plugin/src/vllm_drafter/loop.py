@@ -31,6 +31,8 @@ __all__ = ["DraftLoop", "DraftSettings"]
 
 MAX_REBUILDS = 3
 """How often a broken drafter is replaced before drafting is given up in this process."""
+VERIFY_TOKENS, CPU_VERIFY_TOKENS = 256, 24
+"""Tokens in a forward pass that take as long as the pass itself, where nobody says how many."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,16 @@ class DraftSettings:
 
     @classmethod
     def from_vllm(
-        cls, vllm_config: Any, sharing: str = "global", verify_tokens: int = 0
+        cls, vllm_config: Any, sharing: str = "global", verify_tokens: int | None = None
     ) -> DraftSettings:
         """Read them from a `VllmConfig`; with sharing `none`, no response is kept for others.
 
-        verify_tokens: as `SuffixDrafter` takes it, or 0 for None.
+        verify_tokens: as `Settings` has it.
         """
         speculative = vllm_config.speculative_config
+        if verify_tokens is None:
+            on_cpu = vllm_config.device_config.device_type == "cpu"
+            verify_tokens = CPU_VERIFY_TOKENS if on_cpu else VERIFY_TOKENS
         return cls(
             num_speculative_tokens=int(speculative.num_speculative_tokens),
             max_model_len=int(vllm_config.model_config.max_model_len),

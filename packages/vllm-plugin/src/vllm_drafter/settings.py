@@ -71,8 +71,9 @@ class Settings:
     """How vLLM gets to our drafter: `patch` or `shim`."""
     sharing: str = "global"
     """Whose answers a request may be drafted from: `global`, `lora` or `none`."""
-    verify_tokens: int = 256
-    """Tokens in a forward pass that take as long as the pass itself; 0: drafts ignore the load."""
+    verify_tokens: int | None = None
+    """Tokens in a forward pass that take as long as the pass itself; 0: drafts ignore the load;
+    None: what is usual for the device."""
     snapshot: Path | None = None
     """File that the cached answers are loaded from and saved to."""
     snapshot_minutes: float = 10.0
@@ -121,7 +122,9 @@ def _parse_seconds(text: str) -> float:
     return seconds
 
 
-def _parse_tokens(text: str) -> int:
+def _parse_tokens(text: str) -> int | None:
+    if text == "auto":
+        return None
     tokens = int(text)
     if not 0 <= tokens <= 1 << 30:
         raise ValueError(text)
@@ -170,8 +173,9 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         VERIFY_TOKENS,
-        "256",
-        "a number of tokens up to 2**30, or 0 for drafts that ignore the load",
+        "auto",
+        "a number of tokens up to 2**30, 0 for drafts that ignore the load, or auto: 24 on a CPU, "
+        "256 elsewhere",
         "How many tokens in a forward pass take as long as the pass itself. The more requests are "
         "in a step, the more probable a token must be to be drafted.",
         _parse_tokens,
