@@ -39,12 +39,12 @@ from vllm_env import (  # noqa: E402
     torch_options,
 )
 
-PIN_TABLE = nox.project.load_toml(str(ROOT / "pins.toml"))
 try:
+    PIN_TABLE = nox.project.load_toml(str(ROOT / "pins.toml"))
     PINS = read_pins(PIN_TABLE)
     DEFAULT_PIN = PINS[default_pin(PIN_TABLE)]
-except ValueError as error:
-    sys.exit(f"error: {error}")
+except ValueError as error:  # a TOML syntax error is one too
+    sys.exit(f"error: {error}" if "pins.toml" in str(error) else f"error: pins.toml: {error}")
 
 # In the order in which they depend on each other.
 PLUGIN = ("packages/drafter-core", "packages/compat", "packages/vllm-plugin")

@@ -441,7 +441,10 @@ def load_pins() -> tuple[dict[str, Pin], str]:
         import tomllib
     else:
         import tomli as tomllib
-    table = tomllib.loads(PINS.read_text())
+    try:
+        table = tomllib.loads(PINS.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"pins.toml: {error}") from error
     return read_pins(table), default_pin(table)
 
 
@@ -454,7 +457,11 @@ def main() -> int:
         "vllm", nargs="?", help="a release in pins.toml; default: the one engine sessions use"
     )
     arguments = parser.parse_args()
-    pins, default = load_pins()
+    try:
+        pins, default = load_pins()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     wanted = arguments.vllm or default
     if wanted not in pins:
         print(

@@ -217,7 +217,12 @@ class Site:
         assert declared is not None
         self.add_distribution("vllm-drafter", "0.1.0", declared, where)
 
-    def add_vllm(self, version: str = VERSION, changes: Mapping[str, tuple[str, str]] = {}) -> None:
+    def add_vllm(
+        self,
+        version: str = VERSION,
+        changes: Mapping[str, tuple[str, str]] = {},
+        distribution: str = "vllm",
+    ) -> None:
         """The synthetic vLLM; `changes` replaces text in some of its files."""
         for name, source in MODULES.items():
             lines = source.strip("\n").splitlines()
@@ -230,7 +235,7 @@ class Site:
             path = self.path / "vllm" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        self.add_distribution("vllm", version)
+        self.add_distribution(distribution, version)
 
     def run(self, code: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run code that sees this site, the standard library and nothing else."""

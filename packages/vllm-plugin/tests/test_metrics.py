@@ -380,6 +380,15 @@ def test_top_shows_nothing_as_a_dash(published):
     assert [cell for column in shown.columns for cell in column.cells].count("-") == 4
 
 
+def test_top_shows_a_process_that_has_only_begun_to_publish():
+    labels = '{process="1",rank="0"}'
+    [process] = parse(
+        f"# TYPE vllm_drafter_requests counter\nvllm_drafter_requests_total{labels} 2.0\n"
+    )
+    shown = table([process], [process], 2.0)
+    assert [cell for column in shown.columns[2:5] for cell in column.cells] == ["2", "0", "0"]
+
+
 @pytest.mark.parametrize(("quantile", "expected"), [(0.25, 0.5), (0.5, 1.0), (0.75, 2.0)])
 def test_quantiles_are_taken_from_within_a_bucket(quantile, expected):
     process = a_process()

