@@ -205,9 +205,9 @@ def markdown(accepted: list[Line], load: list[Line], batch: int, limit: int) -> 
         "By a model of the machine: a pass over t tokens (one per request, and the drafted ones) "
         f"takes 1 + t / {VERIFY_TOKENS} times what a pass over none takes. Drafting itself, and "
         "prefills, are left out. *Within the load* drafts a token only if it pays "
-        f"(`verify_tokens={VERIFY_TOKENS}`, the plugin's default but on CPUs); *set to* is the same "
-        "with a setting that does not fit the machine. No figure where a trace has fewer requests. "
-        f"New code is {BATCHES[-1]} files of at most {SHORT} tokens here.",
+        f"(`verify_tokens={VERIFY_TOKENS}`, the plugin's default but on CPUs); *set to* is the "
+        "same with a setting that does not fit the machine. No figure where a trace has fewer "
+        f"requests. New code is {BATCHES[-1]} files of at most {SHORT} tokens here.",
         "",
         worst(load, gradual),
         "",
