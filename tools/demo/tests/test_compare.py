@@ -30,7 +30,7 @@ DRAFTERS = {
 def report(version: str = "0.32.0", **changes: dict[str, Any]) -> dict[str, Any]:
     """The report of three engines, in which `changes` holds what a kind's rounds are instead."""
     groups = rounds_of(["a", "b"], 2)
-    job = Job(Path("model"), groups, [], 16, 8, 1.0, pause=True)
+    job = Job(Path("model"), groups, [], 16, 8, 1.0, pause=1.0)
     engines = {}
     for kind in ORDER:
         answers = {
