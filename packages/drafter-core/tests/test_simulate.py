@@ -97,9 +97,35 @@ def test_progress_sums_up_to_what_the_steps_yield() -> None:
     assert sum(told) == 29 + 1
 
 
-def test_no_requests_are_no_steps() -> None:
-    outcome = replay(SuffixDrafter(24, -1), [])
-    assert (outcome.steps, outcome.tokens_per_step, outcome.speed_up(CostModel())) == (0, 0.0, 1.0)
+@pytest.mark.parametrize("requests", [[], [asked([1, 2], [3])] * 5])
+def test_where_nothing_takes_a_step_nothing_is_gained_or_lost(requests: list[Asked]) -> None:
+    outcome = replay(SuffixDrafter(24, -1), requests)
+    assert (outcome.requests, outcome.response_tokens) == (len(requests), len(requests))
+    assert (outcome.steps, outcome.plain_steps, outcome.request_steps) == (0, 0, 0)
+    assert (outcome.tokens_per_step, outcome.speed_up(CostModel())) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_response_of_one_token_takes_no_step(batch: int) -> None:
+    long = [asked([], list(range(begin, begin + 60))) for begin in (1000, 2000)]
+    short = [asked([], [1])] * 100
+    with_short = run(*short, long[0], *short, long[1], *short, batch=batch)
+    without = run(*long, batch=batch)
+    assert with_short.steps == with_short.plain_steps == without.steps
+    assert with_short.response_tokens == 300 + 120
+
+
+def test_a_response_of_one_token_is_learned() -> None:
+    drafter = SuffixDrafter(24, -1)
+    replay(drafter, [asked([1, 2, 3], [4])])
+    assert len(drafter.cached_requests) == 1
+    assert drafter.stats().cached_tokens >= 1
+
+
+def test_a_batch_wider_than_the_log_needs_no_more_memory() -> None:
+    requests = [asked([], list(range(begin, begin + 50))) for begin in (1000, 2000)]
+    settings = ReplaySettings(batch=10**12)
+    assert replay(SuffixDrafter(24, -1), requests, settings).steps == 49
 
 
 def test_the_drafter_is_left_without_active_requests() -> None:

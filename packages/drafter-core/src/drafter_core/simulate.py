@@ -26,7 +26,7 @@ WINDOW = 2000
 
 
 class ReplayRequest(Protocol):
-    """A prompt and the response that was given: int32 [n] each."""
+    """A prompt and the response that was given, of one token at least: int32 [n] each."""
 
     @property
     def prompt(self) -> NDArray[np.int32]:
@@ -108,7 +108,7 @@ class Outcome:
     @property
     def tokens_per_step(self) -> float:
         """Tokens that a request gains per step; 1.0 without drafts."""
-        return (self.request_steps + self.accepted) / max(1, self.request_steps)
+        return 1.0 + self.accepted / max(1, self.request_steps)
 
     @property
     def acceptance_rate(self) -> float:
@@ -150,8 +150,9 @@ def replay(
     """
     settings = settings or ReplaySettings()
     outcome = Outcome(max_tokens=settings.max_tokens, max_depth=drafter.max_depth)
-    outcome.plain_steps = _plain_steps((len(r.response) - 1 for r in requests), settings.batch)
-    board = _Board(drafter, requests, settings, outcome)
+    batch = max(1, min(settings.batch, len(requests)))
+    outcome.plain_steps = _plain_steps((len(r.response) - 1 for r in requests), batch)
+    board = _Board(drafter, requests, batch, settings, outcome)
     since = [0, 0]
     while board.running:
         produced = board.step()
@@ -177,6 +178,7 @@ class _Board:
         self,
         drafter: SuffixDrafter,
         requests: Sequence[ReplayRequest],
+        batch: int,
         settings: ReplaySettings,
         outcome: Outcome,
     ) -> None:
@@ -186,9 +188,9 @@ class _Board:
         self.outcome = outcome
         self.waiting: Iterator[tuple[int, ReplayRequest]] = iter(enumerate(requests))
         width = max((len(r.prompt) + len(r.response) for r in requests), default=0)
-        self.block = np.zeros((settings.batch, width), np.int32)
-        self.ends = np.zeros(settings.batch, np.int32)
-        self.free = list(range(settings.batch))[::-1]
+        self.block = np.zeros((batch, width), np.int32)
+        self.ends = np.zeros(batch, np.int32)
+        self.free = list(range(batch))[::-1]
         self.running: dict[int, _Row] = {}
         self.finished: set[int] = set()
         self.handles: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -206,24 +208,26 @@ class _Board:
         changed = bool(self.finished)
         self.finished.clear()
         while self.free and (waiting := next(self.waiting, None)) is not None:
-            self._start(self.free.pop(), *waiting)
+            self._start(*waiting)
             changed = True
         if changed:
             names = [(self.ids, row.name) for row in self.running.values()]
             self.handles = np.array([self.drafter.handle(name) for name in names], np.int64)
 
-    def _start(self, row: int, name: int, request: ReplayRequest) -> None:
-        tokens = np.concatenate([request.prompt, request.response]).astype(np.int32)
+    def _start(self, name: int, request: ReplayRequest) -> None:
         self.drafter.start_request((self.ids, name), request.prompt)
-        end = len(request.prompt) + 1
-        self.block[row, : len(tokens)] = tokens
-        self.ends[row] = end
-        self.running[row] = _Row(name, tokens, end)
         self.outcome.requests += 1
         self.outcome.prompt_tokens += len(request.prompt)
         self.outcome.response_tokens += 1
-        if end == len(tokens):
-            self.finished.add(row)
+        if len(request.response) == 1:  # the prefill is all of it: it takes no step, and no row
+            self.drafter.append((self.ids, name), request.response)
+            self.drafter.stop_request((self.ids, name))
+            return
+        tokens = np.concatenate([request.prompt, request.response]).astype(np.int32)
+        row, end = self.free.pop(), len(request.prompt) + 1
+        self.block[row, : len(tokens)] = tokens
+        self.ends[row] = end
+        self.running[row] = _Row(name, tokens, end)
 
     def step(self) -> int:
         """Draft for every running request and accept; return the tokens that it yielded."""
@@ -242,8 +246,6 @@ class _Board:
         outcome.step_tokens.append(len(rows) + int(batch.lengths.sum()))
         produced = 0
         for at, (index, row) in enumerate(self.running.items()):
-            if index in self.finished:  # a response of one token: the prefill was all of it
-                continue
             length = int(batch.lengths[at])
             accepted = self._verify(row, batch.token_ids[at, :length])
             self._count(length, accepted, int(batch.match_lengths[at]))
