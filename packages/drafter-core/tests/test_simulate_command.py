@@ -140,6 +140,65 @@ def test_a_template_cannot_reach_out_of_its_sandbox(model: Path) -> None:
         FileTokenizer(model).render([])
 
 
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% generation %}a{% set x = 1 %}{% endgeneration %}{{ x }}b", "ab"),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+         "<é>"),
+        ("{{ strftime_now('%%') }}", "%"),
+        ("{{ messages[0].content | tojson }}", '"<é>"'),
+        ("{{ 'no' if tools is not none }}{{ bos_token }}", "<s>"),
+    ],
+)  # fmt: skip
+def test_a_template_may_use_what_transformers_provides(
+    model: Path, template: str, expected: str
+) -> None:
+    (model / "chat_template.jinja").write_text(template)
+    assert FileTokenizer(model).render([{"role": "user", "content": "<é>"}]) == expected
+
+
+def test_the_template_named_default_is_taken(model: Path) -> None:
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert FileTokenizer(model).render([]) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("chat_template.jinja", b"a\n{% for m in messages %}", "line 2 of the chat template"),
+        ("chat_template.jinja", b"{% generation %}", "line 1 of the chat template"),
+        ("chat_template.jinja", b"{{ x | no_such_filter }}", "line 1 of the chat template"),
+        ("chat_template.jinja", b"{{ " + b"(" * 5000, "the chat template is wrong"),
+        ("chat_template.jinja", b"\x80\xff", "cannot be read as UTF-8"),
+        ("tokenizer_config.json", b"\x80\xff", "cannot be read as UTF-8"),
+        ("tokenizer_config.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b"[" * 5000, "is not JSON"),
+        ("tokenizer_config.json", b"[]", "the file is [], and an object"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, and text"),
+        ("tokenizer_config.json", b'{"chat_template": ["a"]}', "chat_template is ['a'], and"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}', "chat_template is"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "a", "template": "b"}]}',
+         'one of them named "default"'),
+        ("tokenizer_config.json", b'{"chat_template": "{% if %}"}', "line 1 of the chat template"),
+        ("tokenizer_config.json", b'{"chat_template": "a", "bos_token": {"a": 1}}',
+         "bos_token is {'a': 1}, and text"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_beside_the_tokenizer_is_an_error_with_a_way_out(
+    log: Path, model: Path, name: str, content: bytes, expected: str
+) -> None:
+    (model / name).write_bytes(content)
+    with pytest.raises(TokenizerError) as caught:
+        FileTokenizer(model)
+    for part in (str(model / name), expected, "Take the file from the model again"):
+        assert part in str(caught.value)
+    result = simulate(log, "--tokenizer", model)
+    assert result.exit_code == 2
+    assert "Take the file" in result.output
+
+
 @pytest.mark.parametrize("content", ["{", '{"model": 5}'])
 def test_a_file_that_is_no_tokenizer_is_an_error_with_a_name(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"
@@ -167,7 +226,24 @@ def test_a_log_that_is_no_text_ends_with_one(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00\x01")
     result = simulate(binary)
     assert result.exit_code == 1
-    assert "could not be read as UTF-8" in " ".join(result.output.split())
+    assert "line 1: not UTF-8 (byte 0xff" in " ".join(result.output.split())
+
+
+def test_lines_that_are_no_text_are_skipped_and_the_others_replayed(
+    tmp_path: Path, model: Path
+) -> None:
+    log = tmp_path / "odd.jsonl"
+    log.write_bytes(
+        b'\xef\xbb\xbf{"prompt": "ask", "response": "say"}\n'
+        b'{"prompt": "\xff", "response": "say"}\n'
+        b'{"prompt": "a \\ud800 b", "response": "say"}\n'
+        b'{"prompt": "ask", "response": "this that"}\r\n'
+    )
+    result = simulate(log, "--tokenizer", model, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["requests"], report["response_tokens"]) == (2, 3)
+    assert [one["line"] for one in report["skipped"]] == [2, 3]
 
 
 def test_a_missing_log_is_a_usage_error(tmp_path: Path) -> None:

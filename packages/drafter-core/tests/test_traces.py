@@ -103,6 +103,7 @@ def test_an_assistant_message_without_text_is_no_response() -> None:
         ({"prompt": [2**31 - 1], "response": [1]}, "the prompt holds 2147483647"),
         ({"prompt": [1], "response": [1.5]}, "the response holds 1.5"),
         ({"prompt": [1], "response": [True]}, "the response holds True"),
+        ({"prompt": [1, [2, [3]]], "response": [1]}, "the prompt holds [2, [3]]"),
         ({"prompt": "text", "response": [1]}, "the prompt is text, and no tokenizer"),
         ({"messages": [{"role": "user", "content": "q"}]}, "no tokenizer was given"),
     ],
@@ -124,6 +125,59 @@ def test_a_line_that_cannot_be_used_says_why(line: Any, expected: str) -> None:
 )  # fmt: skip
 def test_a_conversation_that_cannot_be_used_says_why(messages: Any, expected: str) -> None:
     assert expected in reason({"messages": messages}, Letters())
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    line = '{"prompt": "a \\ud800 b", "response": "a b"}'
+    assert "the prompt is no text that can be encoded" in reason(line, Letters())
+    assert r"lone surrogate '\ud800', character 3" in reason(line, Letters())
+    messages = '{"messages": [{"role": "user", "content": "\\udfff"}], "response": "a"}'
+    assert "lone surrogate" in reason(messages, Letters())
+
+
+def test_a_pair_of_surrogates_is_one_character() -> None:
+    line = '{"prompt": "\\ud83d\\ude00", "response": "a"}'
+    assert request(line, Letters()) == ([0x1F600], [97])
+
+
+def test_text_that_the_tokenizer_refuses_is_skipped() -> None:
+    class Refusing(Letters):
+        def encode(self, text: str) -> list[int]:
+            raise RuntimeError("no token for it")
+
+    line = {"prompt": [1], "response": "a"}
+    assert reason(line, Refusing()) == "the tokenizer refused the response (no token for it)"
+
+
+def test_a_byte_that_is_no_utf_8_costs_its_own_line_only() -> None:
+    data = b'{"response": [1]}\n{"prompt": "\xe9", "response": [2]}\n{"response": [3]}'
+    found = list(read_traces(data.decode(errors="surrogateescape").splitlines()))
+    assert [(type(one).__name__, one.line) for one in found] == [
+        ("TraceRequest", 1), ("Skipped", 2), ("TraceRequest", 3),
+    ]  # fmt: skip
+    assert isinstance(found[1], Skipped)
+    assert "not UTF-8 (byte 0xe9, character 13)" in found[1].reason
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    assert request('\ufeff{"response": [1]}') == ([], [1])
+    assert read("\ufeff") == []
+
+
+@pytest.mark.parametrize("token", [[[0] * 1_000_000], "x" * 1_000_000, [[[[[[[[[[1]]]]]]]]]]])
+def test_a_reason_is_short_whatever_it_quotes(token: Any) -> None:
+    assert len(reason({"response": [token]})) < 400
+    role = {"role": "x" * 1_000_000, "content": [{"type": token}]}
+    assert len(reason({"messages": [role], "response": [1]}, Letters())) < 400
+
+
+def test_a_reason_quotes_nothing_that_a_terminal_would_obey() -> None:
+    class Strict(Letters):
+        def render(self, messages: list[dict[str, Any]]) -> str:
+            raise ValueError(messages[0]["content"])
+
+    line = {"messages": [{"role": "user", "content": "\x1b[31m\n\ud800 µ"}], "response": [1]}
+    assert r"(\x1b[31m\n\ud800 µ)" in reason(line, Strict())
 
 
 def test_reading_goes_on_behind_a_bad_line_and_lines_keep_their_numbers() -> None:

@@ -208,8 +208,8 @@ def _read(path: Path, tokenizer: Path | None) -> tuple[list[TraceRequest], list[
                     skipped.append(item)
                 else:
                     requests.append(item)
-    except (OSError, UnicodeDecodeError) as error:
-        _fail(f"{path} could not be read as UTF-8 text: {error}")
+    except OSError as error:
+        _fail(f"{path} could not be read: {error.strerror or error}")
     if not requests:
         _say_skipped(Console(stderr=True), skipped)
         _fail(f"{path} holds no line that can be used; see drafter-core simulate --help")
@@ -218,7 +218,7 @@ def _read(path: Path, tokenizer: Path | None) -> tuple[list[TraceRequest], list[
 
 def _lines(path: Path, progress: Progress) -> Iterator[str]:
     bar = progress.add_task("reading", total=path.stat().st_size)
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             yield line
             progress.advance(bar, len(line))

@@ -7,6 +7,7 @@ it, the chat template. Downloads nothing. Must not know the drafter.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +16,10 @@ from typing import Any
 __all__ = ["FileTokenizer", "TokenizerError"]
 
 EXTRA = "pip install 'drafter-core[simulate]'"
+WAY_OUT = (
+    "Take the file from the model again; or name a copy of tokenizer.json in a directory of its "
+    "own: then a conversation is one paragraph per message"
+)
 
 
 class TokenizerError(ValueError):
@@ -28,7 +33,8 @@ class FileTokenizer:
         place: a `tokenizer.json`, or a directory with one.
 
     Raises:
-        TokenizerError: nothing readable is there, or the library `tokenizers` is missing.
+        TokenizerError: nothing readable is there, a file beside it is wrong, or a library that
+            it needs is missing.
     """
 
     def __init__(self, place: Path) -> None:
@@ -71,48 +77,79 @@ class FileTokenizer:
 
 def _chat_template(directory: Path) -> Callable[[list[dict[str, Any]]], str] | None:
     """The template of `chat_template.jinja` or `tokenizer_config.json`, compiled; else None."""
-    config: dict[str, Any] = {}
     config_path = directory / "tokenizer_config.json"
-    if config_path.is_file():
-        try:
-            config = json.loads(config_path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise TokenizerError(f"{config_path} is not JSON ({error})") from error
-    template_path = directory / "chat_template.jinja"
-    if template_path.is_file():
-        source: Any = template_path.read_text(encoding="utf-8")
+    config = _config(config_path) if config_path.is_file() else {}
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        source: str | None = _text(path)
     else:
-        source = config.get("chat_template")
-    if isinstance(source, list):  # several named templates
-        named = {entry.get("name"): entry.get("template") for entry in source}
-        source = named.get("default")
-    if not isinstance(source, str):
+        path, source = config_path, _template_in(config, config_path)
+    if source is None:
         return None
-    return _compiled(source, config)
-
-
-def _compiled(source: str, config: dict[str, Any]) -> Callable[[list[dict[str, Any]]], str]:
     try:
-        sandbox = import_module("jinja2.sandbox")
-    except ModuleNotFoundError:
+        from drafter_core.chat_template import compile_template
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("drafter_core"):
+            raise
         raise TokenizerError(f"the chat template needs the library jinja2: {EXTRA}") from None
+    special = _special_tokens(config, config_path)
+    try:
+        return compile_template(source, special)
+    except Exception as error:
+        line = getattr(error, "lineno", None)
+        where = f"line {line} of the chat template" if line else "the chat template"
+        raise TokenizerError(f"{path}: {where} is wrong ({error}). {WAY_OUT}") from error
 
-    def refuse(message: str) -> None:
-        raise ValueError(message)
 
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path} cannot be read as UTF-8 text ({error}). {WAY_OUT}") from None
+
+
+def _config(path: Path) -> dict[str, Any]:
+    text = _text(path)
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not JSON ({error}). {WAY_OUT}") from None
+    if not isinstance(config, dict):
+        raise _wrong(path, "the file", config, "an object")
+    return config
+
+
+def _template_in(config: dict[str, Any], path: Path) -> str | None:
+    """The source of the template in the configuration, where there is one."""
+    source = config.get("chat_template")
+    if source is None or isinstance(source, str):
+        return source
+    if not isinstance(source, list):
+        raise _wrong(path, "chat_template", source, "text, or a list of named templates")
+    for entry in source:
+        if not isinstance(entry, dict) or not isinstance(entry.get("template"), str):
+            raise _wrong(path, "chat_template", source, 'a list of {"name": …, "template": …}')
+    named: dict[Any, str] = {str(entry.get("name")): entry["template"] for entry in source}
+    if "default" not in named:
+        raise _wrong(path, "chat_template", sorted(named), 'templates, one of them named "default"')
+    return named["default"]
+
+
+def _special_tokens(config: dict[str, Any], path: Path) -> dict[str, str]:
+    """The texts that a template may use by name, such as `bos_token`."""
+    special = {}
+    for name, token in config.items():
+        if not name.endswith("_token"):
+            continue
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            special[name] = text
+        elif isinstance(token, dict):
+            raise _wrong(path, name, token, 'text, or an object with text in "content"')
+    return special
+
+
+def _wrong(path: Path, name: str, found: Any, expected: str) -> TokenizerError:
+    return TokenizerError(
+        f"{path}: {name} is {reprlib.repr(found)}, and {expected} is expected. {WAY_OUT}"
     )
-    environment.globals["raise_exception"] = refuse
-    template = environment.from_string(source)
-    special = {
-        name: token["content"] if isinstance(token, dict) else token
-        for name, token in config.items()
-        if name.endswith("_token") and isinstance(token, (str, dict))
-    }
-
-    def render(messages: list[dict[str, Any]]) -> str:
-        text: str = template.render(messages=messages, add_generation_prompt=True, **special)
-        return text
-
-    return render

@@ -14,6 +14,7 @@ text; must not know the drafter.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 __all__ = ["Skipped", "TextTokenizer", "TraceRequest", "read_traces"]
 
 MAX_TOKEN_ID = 2**31 - 2
+MAX_REASON = 300
 
 
 class TextTokenizer(Protocol):
@@ -65,21 +67,27 @@ def read_traces(
     """Turn JSON lines into requests, in order.
 
     Args:
-        lines: the lines of a file, with or without line ends. Blank lines are passed over.
+        lines: the lines of a file, with or without line ends. Blank lines are passed over, and so
+            is a byte order mark. A file is opened with `errors="surrogateescape"`: then one bad
+            byte costs its own line only.
         tokenizer: for lines with text; without it these are skipped.
     """
-    for number, line in enumerate(lines, 1):
+    for number, marked in enumerate(lines, 1):
+        line = marked.removeprefix("\ufeff")
         if not line.strip():
             continue
         try:
             found = list(_requests(number, _parse(line), tokenizer))
         except _Unusable as error:
-            yield Skipped(number, str(error))
+            yield Skipped(number, _plain(str(error)))
         else:
             yield from found
 
 
 def _parse(line: str) -> dict[str, Any]:
+    if (at := _surrogate(line)) is not None:
+        found = f"byte 0x{ord(line[at]) & 0xFF:02x}, character {at + 1}"
+        raise _Unusable(f"not UTF-8 ({found}); save the file as UTF-8")
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -142,7 +150,7 @@ def _text(message: dict[str, Any]) -> str:
             text = part.get("text") if isinstance(part, dict) else None
             if not isinstance(text, str):
                 kind = part.get("type") if isinstance(part, dict) else _kind(part)
-                raise _Unusable(f"a message holds {kind!r}; only text can be replayed")
+                raise _Unusable(f"a message holds {reprlib.repr(kind)}; only text can be replayed")
             texts.append(text)
         return "".join(texts)
     raise _Unusable(f"the content of a message is {_kind(content)}, not text")
@@ -161,19 +169,41 @@ def _token_ids(name: str, value: Any, tokenizer: TextTokenizer | None) -> NDArra
     if isinstance(value, str):
         if tokenizer is None:
             raise _Unusable(f"the {name} is text, and no tokenizer was given (--tokenizer)")
-        return np.array(tokenizer.encode(value), np.int32)
+        if (at := _surrogate(value)) is not None:
+            found = f"the lone surrogate {value[at]!r}, character {at + 1}"
+            raise _Unusable(f"the {name} is no text that can be encoded ({found})")
+        try:
+            return np.array(tokenizer.encode(value), np.int32)
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything
+            raise _Unusable(f"the tokenizer refused the {name} ({error})") from None
     if not isinstance(value, list):
         raise _Unusable(f"the {name} is {_kind(value)}; text or a list of token ids is expected")
     for token in value:
         if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
             raise _Unusable(
-                f"the {name} holds {token!r}; token ids are integers from 0 to {MAX_TOKEN_ID}"
+                f"the {name} holds {reprlib.repr(token)}; token ids are integers from 0 to "
+                f"{MAX_TOKEN_ID}"
             )
     return np.array(value, np.int32)
 
 
 def _first(line: dict[str, Any], *names: str) -> Any:
     return next((line[name] for name in names if line.get(name) is not None), None)
+
+
+def _surrogate(text: str) -> int | None:
+    """Where the text holds half of a surrogate pair, which no encoding can express."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
+def _plain(reason: str) -> str:
+    """The reason in one line that any terminal can show: what it quotes may be long or binary."""
+    short = reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "…"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in short)
 
 
 def _kind(value: Any) -> str:
