@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ pytest.importorskip("typer", reason="the command is the extra drafter-core[simul
 
 from typer.testing import CliRunner
 
-from drafter_core import SuffixDrafter
+from drafter_core import SuffixDrafter, commands
 from drafter_core.commands import app
 
 
@@ -23,6 +25,11 @@ def log(tmp_path: Path) -> Path:
     lines = [{"response": draw.integers(0, 30_000, 80).tolist()} for _ in range(4)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{}\n")
     return path
+
+
+def words(output: str) -> str:
+    """What is said, without the frame and the line breaks of a terminal."""
+    return " ".join(output.replace("│", " ").split())
 
 
 def build(log: Path, *arguments: str) -> dict[str, object]:
@@ -71,8 +78,42 @@ def test_a_damaged_snapshot_is_an_error_that_names_it(log: Path) -> None:
     assert "bad.snapshot" in result.output.replace("\n", "")
 
 
-def test_a_snapshot_that_cannot_be_written_is_an_error(log: Path) -> None:
-    target = log.with_name("missing") / "warm.snapshot"
-    result = CliRunner().invoke(app, ["build", str(log), "-o", str(target)])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("missing/warm.snapshot", "there is no directory"),
+        (".", "is a directory"),
+        ("log.jsonl", "is what is read"),
+        ("/dev/full", "is no regular file"),
+    ],
+)
+def test_a_snapshot_that_cannot_be_written_is_known_before_anything_is_read(
+    log: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    monkeypatch.setattr(commands, "_read", None)
+    result = CliRunner().invoke(app, ["build", str(log), "-o", str(log.parent / name)])
+    assert result.exit_code == 2
+    assert expected in words(result.output)
+    assert ".part" not in result.output
+
+
+def test_a_disk_that_is_full_is_an_error_that_names_the_snapshot(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    result = CliRunner().invoke(app, ["build", str(log), "-o", str(log.with_name("w.snap"))])
     assert result.exit_code == 1
-    assert "could not be written" in " ".join(result.output.split())
+    assert "w.snap could not be written: No space left" in words(result.output)
+    assert ".part" not in result.output
+    assert [one.name for one in log.parent.iterdir()] == ["log.jsonl"]
+
+
+def test_a_path_is_reported_as_it_is(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(log.parent)
+    for name in ("o[bold].snap", "o[", "o[_b].snap"):
+        result = CliRunner().invoke(app, ["build", "log.jsonl", "-o", name])
+        assert result.exit_code == 0, result.output
+        assert f"{name}: 4 responses" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,25 @@ pytest.importorskip("jinja2", reason="the command is the extra drafter-core[simu
 from click.testing import Result  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
+from drafter_core import commands  # noqa: E402
 from drafter_core.commands import app  # noqa: E402
 from drafter_core.tokenizer import FileTokenizer, TokenizerError  # noqa: E402
 
 TEXT = list(range(100, 160))
+
+
+def words(output: str) -> str:
+    """What is said, without the frame and the line breaks of a terminal."""
+    return " ".join(output.replace("│", " ").split())
+
+
+def command(*arguments: str, stdout: Any) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    code = "from drafter_core.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], stdout=stdout, stderr=subprocess.PIPE,
+        text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
 
 
 def simulate(*arguments: object) -> Result:
@@ -244,6 +260,101 @@ def test_lines_that_are_no_text_are_skipped_and_the_others_replayed(
     report = json.loads(result.stdout)
     assert (report["requests"], report["response_tokens"]) == (2, 3)
     assert [one["line"] for one in report["skipped"]] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("missing/x.html", "there is no directory"),
+        (".", "is a directory"),
+        ("log.jsonl", "is what is read"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_known_before_anything_is_read(
+    log: Path, monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    monkeypatch.setattr(commands, "_read", None)
+    result = simulate(log, "--html", log.parent / name)
+    assert result.exit_code == 2
+    assert expected in words(result.output)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_page_that_fails_all_the_same_leaves_the_report(log: Path) -> None:
+    result = simulate(log, "--html", "/dev/full", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["requests"] == 3
+    assert "/dev/full could not be written: No space left" in words(result.stderr)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("extra", [(), ("--json",)])
+def test_a_report_that_cannot_be_printed_is_an_error_in_one_line(
+    log: Path, extra: tuple[str, ...]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = command("simulate", str(log), *extra, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "the output could not be written: No space left" in done.stderr
+
+
+def test_a_name_that_no_encoding_expresses_is_escaped(log: Path, tmp_path: Path) -> None:
+    odd = log.rename(tmp_path / os.fsdecode(b"log\xff.jsonl"))
+    page = tmp_path / os.fsdecode(b"page[b]\xff.html")
+    done = command("simulate", str(odd), "--html", str(page), stdout=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr
+    assert r"page[b]\udcff.html" in done.stdout.replace("\n", "")
+    assert r"log\udcff.jsonl" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--batch", 10**13), ("--max-tokens", 10**13), ("--max-depth", 10**13),
+        ("--max-cached-requests", 10**30), ("--budget", 10**30), ("--verify-tokens", 10**30),
+        ("--step-ms", "inf"), ("--step-ms", "nan"), ("--step-ms", "1e308"),
+        ("--verify-us", "inf"), ("--verify-us", "nan"), ("--verify-us", "1e308"),
+        ("--max-spec-factor", "inf"), ("--max-spec-factor", "nan"), ("--min-token-prob", "nan"),
+    ],
+)  # fmt: skip
+def test_a_value_beyond_reason_is_a_usage_error(log: Path, option: tuple[str, object]) -> None:
+    result = simulate(log, *option)
+    assert result.exit_code == 2
+    assert option[0] in result.output
+
+
+def test_the_largest_values_give_json_without_infinities(log: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    largest = ("--batch", 65_536, "--max-tokens", 4096, "--max-depth", 4096, "--step-ms", 1e6,
+               "--verify-us", 1e9, "--max-spec-factor", 4096, "--budget", 2**30,
+               "--max-cached-requests", 2**30, "--verify-tokens", 2**30)  # fmt: skip
+    result = simulate(log, "--json", *largest)
+    assert result.exit_code == 0, result.output
+    json.loads(result.stdout, parse_constant=refuse)
+
+
+def test_too_little_memory_is_an_error_that_says_what_takes_it(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(commands, "replay", exhausted)
+    result = simulate(log)
+    assert result.exit_code == 1
+    assert "no memory is left" in words(result.output)
+
+
+def test_a_log_of_responses_of_one_token_gains_and_loses_nothing(tmp_path: Path) -> None:
+    log, page = tmp_path / "short.jsonl", tmp_path / "page.html"
+    log.write_text('{"response": [1]}\n')
+    report = json.loads(simulate(log, "--json", "--html", page).stdout)
+    assert (report["steps"], report["steps_without_drafts"]) == (0, 0)
+    assert report["cost_model"]["speed_up"] == 1.0
+    assert page.exists()
 
 
 def test_a_missing_log_is_a_usage_error(tmp_path: Path) -> None:

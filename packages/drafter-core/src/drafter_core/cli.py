@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 __all__ = ["main"]
@@ -18,4 +20,11 @@ def main() -> None:
             f"the command drafter-core needs the library {error.name}, which is not installed: "
             "pip install 'drafter-core[simulate]'"
         )
-    app()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names and reasons may hold what it cannot encode
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except OSError as error:
+        # Python flushes once more at exit; let that succeed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(f"drafter-core: the output could not be written: {error.strerror or error}")

@@ -1,22 +1,27 @@
 """The subcommands of `drafter-core`: `build` a snapshot from past responses, `simulate` a replay.
 
 Joins traces, tokenizer, drafter, replay and page; holds no logic of theirs. Exit codes: 0 done,
-1 nothing in the file could be used or a file could not be read, 2 the command line is wrong.
+1 nothing in the file could be used, or a file could not be read or written, 2 the command line is
+wrong.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -48,6 +53,16 @@ Every line of the file is a JSON object in one of these forms; text needs --toke
 Lines that cannot be used are skipped, and reported with the reason.
 """
 
+MOST = 2**30
+"""The upper bound of counts that cost nothing by themselves."""
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):  # a range alone lets nan pass
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
 Traces = Annotated[
     Path, typer.Argument(help="Logged prompts and responses, one JSON object a line.", exists=True,
                          dir_okay=False, readable=True)
@@ -57,9 +72,13 @@ TokenizerOption = Annotated[
 ]
 Depth = Annotated[int, typer.Option(min=2, max=4096, help="Longest match plus draft, in tokens.")]
 Cached = Annotated[
-    int, typer.Option(min=-1, help="Responses kept; -1 keeps all, 0 none (then only the request's "
-                                   "own text drafts).")
-]  # fmt: skip
+    int,
+    typer.Option(
+        min=-1,
+        max=MOST,
+        help="Responses kept; -1 keeps all, 0 none (then only the request's own text drafts).",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
@@ -84,17 +103,21 @@ def build(
 
     Example: drafter-core build responses.jsonl --tokenizer ./model -o warm.snapshot
     """
+    _check_output(output, "--output", traces, renamed=True)
     requests, skipped = _read(traces, tokenizer)
     drafter = SuffixDrafter(2, max_cached_requests)  # a snapshot holds texts: any depth will do
-    with _progress() as progress:
-        for number, request in enumerate(progress.track(requests, description="inserting")):
-            drafter.start_request(f"{traces.name}:{request.line}:{number}", request.prompt[:0])
-            drafter.append(f"{traces.name}:{request.line}:{number}", request.response)
-            drafter.stop_request(f"{traces.name}:{request.line}:{number}")
     try:
+        with _progress() as progress:
+            for number, request in enumerate(progress.track(requests, description="inserting")):
+                name = f"{traces.name}:{request.line}:{number}"
+                drafter.start_request(name, request.prompt[:0])
+                drafter.append(name, request.response)
+                drafter.stop_request(name)
         drafter.save(output)
-    except (OSError, DrafterError) as error:
-        _fail(f"{output} could not be written: {error}")
+    except OSError as error:
+        _fail(f"{output} could not be written: {error.strerror or error}")
+    except (DrafterError, MemoryError) as error:
+        _fail(f"{output} could not be made: {str(error) or 'no memory is left'}")
     stats = drafter.stats()
     report = {
         "snapshot": str(output),
@@ -104,13 +127,13 @@ def build(
         "skipped": [asdict(one) for one in skipped],
     }
     if as_json:
-        print(json.dumps(report))
+        _print_json(report)
         return
     console = Console()
     _say_skipped(console, skipped)
     console.print(
-        f"{output}: {stats.cached_requests:,} responses, {stats.cached_tokens:,} tokens, "
-        f"{report['bytes']:,} bytes"
+        f"{escape(str(output))}: {stats.cached_requests:,} responses, "
+        f"{stats.cached_tokens:,} tokens, {report['bytes']:,} bytes"
     )
 
 
@@ -121,26 +144,38 @@ def simulate(
     mode: Annotated[
         Mode, typer.Option(help="exact: the drafts of arctic-inference. default: better ones.")
     ] = Mode.default,
-    batch: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest draft.")] = 24,
+    batch: Annotated[int, typer.Option(min=1, max=65_536, help="Requests that run at once.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Longest draft.")] = 24,
     max_depth: Depth = 24,
     max_cached_requests: Cached = 10_000,
     max_spec_factor: Annotated[
-        float, typer.Option(min=0.0, help="A match of m tokens drafts at most this times m.")
+        float,
+        typer.Option(
+            min=0.0,
+            max=4096.0,
+            help="A match of m tokens drafts at most this times m.",
+            callback=_finite,
+        ),
     ] = 1.0,
     min_token_prob: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Least estimated probability of a draft.")
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Least estimated probability of a draft.", callback=_finite
+        ),
     ] = 0.1,
     budget: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Most drafted tokens of a step over the whole batch; none means no limit."
+            min=0,
+            max=MOST,
+            help="Most drafted tokens of a step over the whole batch; none means no limit.",
         ),
     ] = None,
     verify_tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
+            max=MOST,
             help="Tokens in a forward pass that take as long as the pass itself: draft no more "
             "than pays at this load; none drafts for each request as if it were alone.",
         ),
@@ -149,10 +184,22 @@ def simulate(
         Path | None, typer.Option(help="Start from this snapshot.", exists=True, dir_okay=False)
     ] = None,
     step_ms: Annotated[
-        float, typer.Option(min=0.001, help="Time of one decode step of your model, in ms.")
+        float,
+        typer.Option(
+            min=0.001,
+            max=1e6,
+            help="Time of one decode step of your model, in ms.",
+            callback=_finite,
+        ),
     ] = 20.0,
     verify_us: Annotated[
-        float, typer.Option(min=0.0, help="What each drafted token adds to a step, in µs.")
+        float,
+        typer.Option(
+            min=0.0,
+            max=1e9,
+            help="What each drafted token adds to a step, in µs.",
+            callback=_finite,
+        ),
     ] = 50.0,
     html: Annotated[Path | None, typer.Option(help="Write plots to this page.")] = None,
     as_json: Json = False,
@@ -164,11 +211,10 @@ def simulate(
 
     Example: drafter-core simulate log.jsonl --tokenizer ./model --html report.html
     """
-    requests, skipped = _read(traces, tokenizer)
-    settings = ReplaySettings(
-        batch=batch, max_tokens=max_tokens, max_spec_factor=max_spec_factor,
-        min_token_prob=min_token_prob, budget=budget,
-    )  # fmt: skip
+    if html is not None:
+        _check_output(html, "--html", traces, snapshot)
+        if find_spec("plotly") is None:
+            _fail("--html needs the library plotly: pip install 'drafter-core[simulate]'")
     try:
         drafter = SuffixDrafter(
             max_depth, max_cached_requests, exact=mode is Mode.exact, verify_tokens=verify_tokens
@@ -177,27 +223,76 @@ def simulate(
             drafter.load(snapshot)
     except (OSError, DrafterError) as error:
         _fail(str(error))
-    with _progress() as progress:
-        total = sum(len(request.response) - 1 for request in requests)
-        bar = progress.add_task("replaying", total=total)
-        outcome = replay(drafter, requests, settings, lambda n: progress.advance(bar, n))
+    requests, skipped = _read(traces, tokenizer)
+    settings = ReplaySettings(
+        batch=batch, max_tokens=max_tokens, max_spec_factor=max_spec_factor,
+        min_token_prob=min_token_prob, budget=budget,
+    )  # fmt: skip
+    try:
+        with _progress() as progress:
+            total = sum(len(request.response) - 1 for request in requests)
+            bar = progress.add_task("replaying", total=total)
+            outcome = replay(drafter, requests, settings, lambda n: progress.advance(bar, n))
+    except (DrafterError, MemoryError) as error:
+        _fail(
+            f"{traces} could not be replayed: {str(error) or 'no memory is left'}. What takes "
+            "memory: --batch times the longest line, --batch times --max-tokens, and "
+            "--max-cached-requests"
+        )
     costs = CostModel(step_ms, verify_us)
     report = _report(outcome, costs, settings, mode, skipped)
-    if html is not None:
-        from drafter_core.page import page
-
-        html.write_text(page(traces.name, outcome, costs, report), encoding="utf-8")
     if as_json:
-        print(json.dumps(report))
+        _print_json(report)
     else:
-        _show(Console(), outcome, report, skipped, html)
+        _show(Console(), outcome, report, skipped)
+    if html is not None:
+        _write_page(html, traces.name, outcome, costs, report)
+        if not as_json:
+            Console().print(f"plots: {html}", markup=False)
+
+
+def _check_output(path: Path, option: str, *inputs: Path | None, renamed: bool = False) -> None:
+    """Say at once, not after all the work, that a file cannot be written.
+
+    `renamed`: it is written beside its place and renamed, so its directory must be writable.
+    """
+    parent = path.parent
+    wrong = None
+    if path.is_dir():
+        wrong = "is a directory; name a file in it"
+    elif not parent.is_dir():
+        wrong = f"cannot be written: there is no directory {parent}; make it first"
+    elif any(path.exists() and one is not None and path.samefile(one) for one in inputs):
+        wrong = "is what is read; name another file"
+    elif renamed and path.exists() and not path.is_file():
+        wrong = "is no regular file, and a snapshot takes the place of what is there"
+    elif not os.access(parent if renamed or not path.exists() else path, os.W_OK):
+        wrong = "cannot be written: no permission, or a file system that is read-only"
+    if wrong is not None:
+        raise typer.BadParameter(f"{path} {wrong}", param_hint=option)
+
+
+def _write_page(
+    path: Path, name: str, outcome: Outcome, costs: CostModel, report: dict[str, Any]
+) -> None:
+    from drafter_core.page import page
+
+    html = page(name, outcome, costs, report)
+    try:
+        path.write_text(html, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        _fail(f"{path} could not be written: {error.strerror or error}")
+
+
+def _print_json(report: dict[str, Any]) -> None:
+    print(json.dumps(report, allow_nan=False), flush=True)
 
 
 def _read(path: Path, tokenizer: Path | None) -> tuple[list[TraceRequest], list[Skipped]]:
     """The usable requests of the file, and what was skipped; exits where nothing is usable."""
     try:
         text = FileTokenizer(tokenizer) if tokenizer is not None else None
-    except TokenizerError as error:
+    except (OSError, TokenizerError) as error:
         raise typer.BadParameter(str(error), param_hint="--tokenizer") from None
     requests: list[TraceRequest] = []
     skipped: list[Skipped] = []
@@ -280,9 +375,8 @@ def _report(
 
 
 def _show(
-    console: Console, outcome: Outcome, report: dict[str, Any], skipped: list[Skipped],
-    html: Path | None,
-) -> None:  # fmt: skip
+    console: Console, outcome: Outcome, report: dict[str, Any], skipped: list[Skipped]
+) -> None:
     costs, memory, cost = report["cost_model"], report["memory"], report["draft_us_per_step"]
     summary = Table(show_header=False, box=None)
     for name, value in {
@@ -310,8 +404,6 @@ def _show(
             column.justify = "right"
         console.print(table)
     _say_skipped(console, skipped)
-    if html is not None:
-        console.print(f"plots: {html}")
 
 
 def _thinned(rows: list[dict[str, int]]) -> list[dict[str, int]]:
@@ -346,4 +438,5 @@ def _fail(message: str) -> None:
 def _progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(),
                TimeRemainingColumn())  # fmt: skip
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
