@@ -88,6 +88,14 @@ def test_json_holds_every_figure(log: Path) -> None:
     assert [one["line"] for one in report["skipped"]] == [4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("name", ["simulate", "build"])
+def test_help_shows_the_forms_of_a_line_as_they_are_typed(name: str) -> None:
+    help_text = words(CliRunner().invoke(app, [name, "--help"]).output)
+    assert '{"prompt": "text" or [ids], "response": "text" or [ids]}' in help_text
+    assert '{"prompt_token_ids": [ids], "response_token_ids": [ids]}' in help_text
+    assert '{"messages": [{"role": "user", "content": "..."}, ...]}' in help_text
+
+
 def test_the_exact_mode_can_be_asked_for(log: Path) -> None:
     report = json.loads(simulate(log, "--mode", "exact", "--json").stdout)
     assert report["settings"]["mode"] == "exact"

@@ -41,7 +41,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
-FORMS = """
+FORMS = escape(  # to typer it is markup, in which [ids] would be a style
+    """
 Every line of the file is a JSON object in one of these forms; text needs --tokenizer:
 
   {"prompt": "text" or [ids], "response": "text" or [ids]}
@@ -52,6 +53,7 @@ Every line of the file is a JSON object in one of these forms; text needs --toke
 
 Lines that cannot be used are skipped, and reported with the reason.
 """
+)
 
 MOST = 2**30
 """The upper bound of counts that cost nothing by themselves."""
