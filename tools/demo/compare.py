@@ -60,7 +60,8 @@ def run_in_turn(engines: dict[str, Engine], job: Job, say: Any) -> None:
         for kind, engine in engines.items():
             say(f"starting {NAMES[kind]} (30 to 60 s)")
             running[kind] = engine.run(job)
-            _ends_round(running[kind])
+            while not _ends_round(running[kind]):  # the warm-up takes turns of its own
+                engines[kind].resume()
         kinds = list(engines)
         for number, name in enumerate(job.groups):
             say(f"round {name!r}")
