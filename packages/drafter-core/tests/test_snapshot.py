@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -102,3 +103,48 @@ def test_a_failed_save_leaves_the_old_snapshot(tmp_path: Path, monkeypatch) -> N
         filled(4).save(tmp_path / "warm")
     assert (tmp_path / "warm").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["warm"]
+
+
+def test_what_is_no_file_is_left_as_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="regular file"):
+        filled(2).save(pipe)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "warm")
+    filled(2).save(tmp_path / "link")
+    filled(3).save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert SuffixDrafter(8).load(tmp_path / "warm") == 3
+
+
+def test_a_snapshot_has_the_permissions_of_other_files_and_keeps_its_own(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    filled(2).save(tmp_path / "warm")
+    assert (tmp_path / "warm").stat().st_mode == (tmp_path / "other").stat().st_mode
+    (tmp_path / "warm").chmod(0o640)
+    filled(2).save(tmp_path / "warm")
+    assert (tmp_path / "warm").stat().st_mode & 0o777 == 0o640
+
+
+def test_what_a_killed_process_left_a_day_ago_is_removed(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / f"{name}.part" for name in ("warm.1a", "warm.2b", "warmer.3c"))
+    for part in (old, new, other):
+        part.touch()
+    for part in (old, other):
+        os.utime(part, (0, 0))
+    filled(2).save(tmp_path / "warm")
+    assert set(tmp_path.iterdir()) == {tmp_path / "warm", new, other}
+
+
+def test_a_restored_response_is_equal_to_no_id_of_a_request(tmp_path: Path) -> None:
+    filled(2).save(tmp_path / "warm")
+    drafter = SuffixDrafter(8)
+    drafter.load(tmp_path / "warm")
+    [first, _] = drafter.cached_requests
+    drafter.start_request(type(first)(first.number), [])
+    assert len(drafter.cached_requests) == 3

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import pickle
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ import pytest
 from drafter_core import (
     BadSetting,
     BadTokenId,
+    CapacityExhausted,
     RequestActive,
     SuffixDrafter,
     UnknownRequest,
@@ -194,6 +200,110 @@ def test_errors_name_the_request() -> None:
         SuffixDrafter(0)
     with pytest.raises(BadSetting):
         SuffixDrafter(8, -2)
+
+
+TWO_ROWS = np.array([[1, 2, 1, 2, 1, 2], [7, 8, 9, 7, 8, 9]], np.int32)
+
+
+@pytest.mark.parametrize(
+    "arrange",
+    [np.asfortranarray, lambda a: np.ascontiguousarray(a.T).T, lambda a: a.astype(np.int64, "F"),
+     lambda a: a.astype(np.uint32), lambda a: a.astype(">i4"), lambda a: a.tolist()],
+)  # fmt: skip
+def test_rows_are_rows_however_the_array_lies_in_memory(arrange) -> None:
+    drafter = SuffixDrafter(8)
+    handles = [drafter.start_request(i, []) for i in (0, 1)]
+    batch = drafter.step(handles, [0, 1], arrange(TWO_ROWS), [6, 6], 4)
+    assert batch.tolist() == [[1, 2], [7, 8, 9]]
+    assert drafter.cached_response(1).tolist() == [7, 8, 9, 7, 8, 9]
+
+
+@pytest.mark.parametrize(("tokens", "count", "status"), [(2**32 + 3, 6, 2), (1, 2**32 + 6, 1)])
+def test_numbers_that_are_too_large_are_refused_and_not_wrapped(tokens, count, status) -> None:
+    drafter = SuffixDrafter(8)
+    handle = drafter.start_request("a", [])
+    ids = TWO_ROWS.astype(np.int64)
+    ids[0, 2] = tokens
+    batch = drafter.step([handle], [0], ids, np.array([count, 0], np.int64), 4)
+    assert batch.status.tolist() == [status]
+    assert drafter.tokens_fed("a") == 0
+
+
+@pytest.mark.parametrize("name", ["rows", "token_ids", "num_tokens"])
+def test_what_is_no_integer_is_refused_by_its_name(name) -> None:
+    drafter = SuffixDrafter(8)
+    handle = drafter.start_request("a", [])
+    given = {"rows": [0], "token_ids": TWO_ROWS, "num_tokens": [6, 6]}
+    given[name] = np.asarray(given[name]) + 0.7
+    with pytest.raises(BadSetting, match=name):
+        drafter.step([handle], max_tokens=4, **given)
+    assert drafter.tokens_fed("a") == 0
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_request_longer_than_a_row_is_refused_without_a_look_behind_the_array(exact) -> None:
+    drafter = SuffixDrafter(4, exact=exact)
+    long = np.arange(1_000_000, dtype=np.int32) % 1000
+    handles = [drafter.start_request("long", long), drafter.start_request("short", [])]
+    counts = np.array([len(long) + 1, 6], np.int64)
+    batch = drafter.step(np.array(handles), np.array([0, 1]), TWO_ROWS, counts, 8)
+    assert batch.status.tolist() == [1, 0]
+    assert batch.tolist()[1] == [7, 8, 9][: batch.lengths[1]]
+
+
+def test_more_requests_than_there_are_places_are_refused_and_cost_nothing(monkeypatch) -> None:
+    from drafter_core import drafter as module
+
+    reserve = module.reserve
+
+    def few_windows(rows: int, columns: int, dtype, minimum: int = 1024):
+        return reserve(3 if columns == 8 + 2 + 2 * 64 else rows, columns, dtype, minimum)
+
+    monkeypatch.setattr(module, "reserve", few_windows)
+    drafter = SuffixDrafter(8)
+    drafter.start_request("a", [1])
+    drafter.start_request("b", [1])
+    before = drafter.stats()
+    with pytest.raises(CapacityExhausted):
+        drafter.start_request("c", [1])
+    assert drafter.stats() == before
+    drafter.stop_request("a")
+    drafter.start_request("c", [1])
+
+
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_drafter_is_neither_pickled_nor_copied(take) -> None:
+    with pytest.raises(TypeError, match="save"):
+        take(SuffixDrafter(4))
+
+
+@pytest.mark.parametrize("error", [UnknownRequest("a", "active"), RequestActive("a")])
+def test_errors_can_be_sent_to_another_process(error) -> None:
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize("setting", [{"max_depth": 2.5}, {"max_cached_requests": math.nan},
+                                     {"verify_tokens": 2.5}])  # fmt: skip
+def test_settings_are_whole_numbers(setting) -> None:
+    with pytest.raises(BadSetting, match=next(iter(setting))):
+        SuffixDrafter(**setting)
+
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+from drafter_core import SuffixDrafter
+drafter = SuffixDrafter(8)
+drafter.start_request("a", list(range(9000)) * 30)
+drafter.append("a", [5, 6, 7])
+print(drafter.draft("a", 4).token_ids)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited there")
+def test_where_address_space_is_limited_tables_grow_instead_of_being_reserved() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
+    assert done.stdout == "[8, 9, 10, 11]\n", done.stderr
 
 
 def test_tables_that_cannot_be_reserved_grow(monkeypatch) -> None:

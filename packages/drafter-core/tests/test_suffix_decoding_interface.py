@@ -153,9 +153,10 @@ def test_any_sequence_of_ints_is_taken(cache: SuffixDecodingCache, tokens: Any) 
 
 @pytest.mark.parametrize("token", [-1, 2**31 - 1, 2**31, 2**70])
 def test_ids_that_are_no_token_ids_change_nothing(cache: SuffixDecodingCache, token: int) -> None:
-    with pytest.raises(ValueError, match="token id"):
+    error = TypeError if token >= 2**31 else ValueError  # the peer takes int32s
+    with pytest.raises(error, match="token id"):
         cache.start_request("new", [1, token])
-    with pytest.raises(ValueError, match="token id"):
+    with pytest.raises(error, match="token id"):
         cache.add_active_response("a", [1, token])
     assert list(cache.active_requests) == ["a"]
     assert list(cache.cached_requests) == ["a"]
@@ -174,3 +175,21 @@ def test_without_a_limit_the_depth_limits_the_draft(cache: SuffixDecodingCache) 
 def test_a_limit_that_is_no_int_is_a_type_error(cache: SuffixDecodingCache) -> None:
     with pytest.raises(TypeError):
         cache.speculate("a", [1, 2], 1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"use_tree_spec": "x"}, {"use_tree_spec": 1}, {"min_token_prob": "x"},
+     {"max_spec_factor": "1"}, {"max_spec_tokens": 2**31}, {"context": [2**31]},
+     {"context": [-(2**31) - 1]}],
+)  # fmt: skip
+def test_arguments_that_are_type_errors_to_the_peer_are_so_here(
+    cache: SuffixDecodingCache, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError):
+        cache.speculate(**{"req_id": "a", "context": [1, 2], **wrong})
+
+
+def test_limits_are_whole_numbers() -> None:
+    with pytest.raises(TypeError):
+        SuffixDecodingCache(8, 2.5)

@@ -141,6 +141,9 @@ follow them, but no context of real tokens meets them, and they are never drafte
 CHUNK = 64
 """States per state chunk, tokens per text chunk."""
 
+SPARE_CHUNKS = 8
+"""Chunks of states, and of text, that are left before a token is fed."""
+
 SMALL = 3
 """Blocks of up to 2**SMALL edges are scanned; larger ones are hash tables."""
 
@@ -1213,8 +1216,8 @@ def _free_states(S: Any, R: Any, G: Any, v: int, n: int) -> None:
 def _has_room(G: Any) -> bool:
     """Whether the tables have room for one more token, whatever it splits and rehashes."""
     return (
-        G[G_SCHUNKS] + 8 <= G[G_SCAP] // CHUNK
-        and G[G_TCHUNKS] + 8 <= G[G_TCAP] // CHUNK
+        G[G_SCHUNKS] + SPARE_CHUNKS <= G[G_SCAP] // CHUNK
+        and G[G_TCHUNKS] + SPARE_CHUNKS <= G[G_TCAP] // CHUNK
         and G[G_BNEXT] + ((4 * G[G_DEPTH] + 8) << (G[G_TOPCLASS] + 2)) <= G[G_BCAP]
     )
 
@@ -1898,8 +1901,9 @@ def _fetch(
     n = np.int64(0)
     for i in range(begin, end):
         tree = handles[i]
-        new = num_tokens[rows[i]] - R[tree, R_FED]
-        if new <= 0:
+        stop = num_tokens[rows[i]]
+        new = stop - R[tree, R_FED]
+        if new <= 0 or stop > width:
             continue
         tokens = token_ids + 4 * (width * rows[i] + R[tree, R_FED])
         prefetch(_int32(tokens), np.int64(0))

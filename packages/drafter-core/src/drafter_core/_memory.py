@@ -3,8 +3,8 @@
 Knows nothing of what the arrays hold. A table that doubles when it is full stops the engine for the
 time of the copy. So each table reserves far more address space than it will use, and the kernel
 hands out pages at the first touch. Huge pages are declined: filling two megabytes with zeros at
-once is a pause of its own. Where the system does not let us reserve, `reserve` gives a smaller
-array and the owner copies it to a larger one when it is full.
+once is a pause of its own. Where the system does not let us reserve, or limits address space,
+`reserve` gives a smaller array and the owner copies it to a larger one when it is full.
 """
 
 from __future__ import annotations
@@ -54,8 +54,17 @@ def reserve(rows: int, columns: int, dtype: type[np.generic], minimum: int = 102
         return array.reshape(rows, columns) if columns else array
 
 
+def _may_reserve() -> bool:
+    """Whether address space costs nothing here: on Linux, where it is not limited (`ulimit -v`)."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+
+
 def _map(size: int) -> Any:
-    if sys.platform.startswith("linux"):
+    if _may_reserve():
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         memory = mmap.mmap(-1, size, flags=flags)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -63,5 +72,5 @@ def _map(size: int) -> Any:
                 memory.madvise(mmap.MADV_NOHUGEPAGE)
         return memory
     if size > _UNRESERVED_BYTES:
-        raise OSError("this system backs every page that it hands out")
+        raise OSError("address space is not to be reserved here")
     return bytearray(size)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, KeysView, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
+from operator import index
 from typing import Any, cast
 
 import numpy as np
@@ -93,7 +94,7 @@ class TreeDraft:
     parents: list[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RestoredResponse:
     """The id of a response that came from a snapshot: equal to no request's id."""
 
@@ -167,6 +168,10 @@ class SuffixDrafter:
         exact: bool = False,
         verify_tokens: int | None = None,
     ) -> None:
+        max_depth = _whole("max_depth", max_depth)
+        max_cached_requests = _whole("max_cached_requests", max_cached_requests)
+        if verify_tokens is not None:
+            verify_tokens = _whole("verify_tokens", verify_tokens)
         if not 1 <= max_depth <= MAX_DEPTH:
             raise BadSetting(f"max_depth is 1 to {MAX_DEPTH}, not {max_depth!r}")
         if max_cached_requests < -1:
@@ -196,6 +201,11 @@ class SuffixDrafter:
         self._restored = 0
         self._evicted = 0
         self._allocate()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a SuffixDrafter is not pickled or copied: save its responses and load them"
+        )
 
     def _allocate(self) -> None:
         depth = self._max_depth
@@ -317,12 +327,13 @@ class SuffixDrafter:
         Raises:
             RequestActive: the id is active already.
             BadTokenId: the prompt holds something that is no token id; nothing was started.
+            CapacityExhausted: too many requests are active, or responses cached; nothing was
+                started.
         """
         if request_id in self._handles:
             raise RequestActive(request_id)
         tokens = _checked(prompt)
-        sequence = self._take_sequence() if self._max_cached != 0 else -1
-        handle = self._take_handle()
+        handle, sequence = self._take_places(self._max_cached != 0)
         # The prompt goes into the request's own tree only: it need not wait for the evictions.
         length = self._put_text(tokens)
         fed = self._run(k.START, handle, sequence, 0, length)
@@ -494,8 +505,7 @@ class SuffixDrafter:
         for text in texts:
             if self._exact:  # which has no use for the ends of prompts
                 text = text[(text >= k.LEAD).cumprod().sum() :]
-            handle = self._take_handle()
-            sequence = self._take_sequence()
+            handle, sequence = self._take_places(True)
             self._run(k.START, handle, sequence)
             self._feed(handle, text, 0, _GLOBAL_ONLY)
             self._end(handle)
@@ -554,7 +564,7 @@ class SuffixDrafter:
         plan = (n, max_tokens, max_spec_factor, max_spec_offset, min_token_prob)
         self._prepare(plan, rows, token_ids, num_tokens)
         if n == 1:  # twice as fast as a slice
-            self._inputs.handle_view[0] = handles.item()
+            self._inputs.handle_view[0] = handles[0]
         else:
             self._inputs.handles[:n] = handles
         batch = self._step(n).batch(n)
@@ -630,7 +640,7 @@ class SuffixDrafter:
             self._use_inputs(_Inputs(2 * n))
         self._plan = None  # until all of it was found to be right
         self._bind(n, rows, token_ids, num_tokens)
-        for_each = isinstance(max_tokens, np.ndarray)
+        for_each = np.ndim(max_tokens) > 0
         if for_each and len(max_tokens) < n:
             raise BadSetting(f"{n} handles need as many max_tokens, not {len(max_tokens)}")
         self._inputs.limits[:n] = np.clip(max_tokens[:n] if for_each else max_tokens, 0, _LONGEST)
@@ -643,11 +653,9 @@ class SuffixDrafter:
 
     def _bind(self, n: int, rows: Any, token_ids: Any, num_tokens: Any) -> None:
         """Tell the kernels where the arrays of a step are, and keep these as long as they do."""
-        places, ids, counts = (
-            _as(rows, np.int64),
-            _as(token_ids, np.int32),
-            _as(num_tokens, np.int32),
-        )
+        places = _as(np.int64, "rows", rows)
+        ids = _as(np.int32, "token_ids", token_ids)
+        counts = _as(np.int32, "num_tokens", num_tokens)
         if places.shape != (n,) or ids.ndim != 2 or counts.ndim != 1:
             raise BadSetting(
                 f"a step of {n} handles takes rows [{n}], token_ids [requests, tokens] and "
@@ -688,7 +696,7 @@ class SuffixDrafter:
         """Keep how long the drafts of a step are now, for the calibration."""
         if not self._exact:
             served = batch.status == 0
-            self._tables.windows[handles[served], -1] = batch.lengths[served]
+            self._tables.windows[np.asarray(handles)[served], -1] = batch.lengths[served]
 
     # -- inner workings
 
@@ -786,7 +794,7 @@ class SuffixDrafter:
         min_prob: float, as_tree: bool,
     ) -> TreeDraft:  # fmt: skip
         """Draft for one request after its own tokens (known -1), or those of the context."""
-        width = self._width(max_tokens, factor, offset)
+        width = self._width(_whole("max_tokens", max_tokens), factor, offset)
         if self._row.shape[1] < width:
             self._row = _Output(1, width)
         if self._scratch.width <= width:
@@ -808,10 +816,19 @@ class SuffixDrafter:
             self._scratch.parents[:length].tolist(),
         )  # fmt: skip
 
+    def _take_places(self, cached: bool) -> tuple[int, int]:
+        """A handle for a request and a sequence for its response, or -1: both or neither."""
+        handle = self._take_handle()
+        try:
+            return handle, self._take_sequence() if cached else -1
+        except CapacityExhausted:
+            self._free_handles.append(handle)
+            raise
+
     def _take_handle(self) -> int:
         if self._free_handles:
             return self._free_handles.pop()
-        if self._next_handle >= len(self._tables.trees):
+        if self._next_handle >= self._tables.requests:
             raise CapacityExhausted(f"{len(self._handles)} requests are active; stop some first")
         self._next_handle += 1
         return self._next_handle - 1
@@ -838,7 +855,7 @@ class SuffixDrafter:
     def _measure(self) -> None:
         """Tell the kernels how large the tables are."""
         tables = self._tables
-        tables.header[k.G_TREES] = min(len(tables.trees), len(tables.windows))
+        tables.header[k.G_TREES] = tables.requests
         tables.header[k.G_WIDTH] = self._row_width
         tables.header[k.G_TABLES : k.G_TABLES + 7] = [table.ctypes.data for table in tables.all]
         tables.header[k.G_SCAP] = min(len(tables.states), len(tables.chunks) * k.CHUNK)
@@ -851,7 +868,7 @@ class SuffixDrafter:
         before = tables.all
         try:
             grown: dict[str, Any] = {
-                name: _doubled(getattr(tables, name)) for name in tables.growing()
+                name: _doubled(getattr(tables, name)) for name in tables.full()
             }
         except MemoryError as error:
             raise CapacityExhausted(
@@ -901,9 +918,19 @@ class _Tables:
             self.windows,
         ]  # fmt: skip
 
-    def growing(self) -> list[str]:
-        """The names of the tables that may double."""
-        names = ["states", "blocks", "texts", "chunks"]
+    @property
+    def requests(self) -> int:
+        """Rows for trees, the global one's among them."""
+        return min(len(self.trees), len(self.windows))
+
+    def full(self) -> list[str]:
+        """The names of the tables that must double before a token is fed, those that may."""
+        g, names = self.header, []
+        if g[k.G_SCHUNKS] + k.SPARE_CHUNKS > g[k.G_SCAP] // k.CHUNK:
+            names += ["states", "chunks"]
+        if g[k.G_TCHUNKS] + k.SPARE_CHUNKS > g[k.G_TCAP] // k.CHUNK:
+            names += ["texts", "chunks"]
+        names = list(dict.fromkeys(names)) or ["blocks"]
         return [name for name in names if 2 * len(getattr(self, name)) <= _MAX_ROWS]
 
 
@@ -997,9 +1024,7 @@ def _spend(batch: BatchDraft, budget: int) -> None:
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:
-    larger = reserve(2 * len(array), array.shape[1] if array.ndim == 2 else 0, array.dtype.type)
-    if len(larger) < 2 * len(array):
-        raise MemoryError
+    larger = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
 
@@ -1014,16 +1039,32 @@ def _bounded(value: float) -> float:
     return min(max(value, -_HUGE), _HUGE)
 
 
-def _as(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """The array as the kernels read it: without a copy where it is so already."""
-    if array.dtype == dtype and array.flags.c_contiguous:
+def _as(dtype: type[np.signedinteger[Any]], name: str, values: Any) -> NDArray[Any]:
+    """An argument of a step as the kernels read it: without a copy where it is so already."""
+    array = np.asarray(values)
+    if array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned:
         return array
-    return np.array(array, dtype)
+    if array.dtype.kind not in "iu" and array.size:
+        raise BadSetting(f"{name} holds integers, not {array.dtype}")
+    if not np.can_cast(array.dtype, dtype):  # what is too large for a step stays too large for it
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        array = array.clip(max(low, np.iinfo(array.dtype).min), high) if array.size else array
+    return array.astype(dtype, order="C")
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise BadSetting(f"{name} is a whole number, not {value!r}") from None
 
 
 def _checked(tokens: Tokens) -> NDArray[Any]:
     """Token ids as an array; the kernel refuses what is none in one of int32."""
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except (TypeError, ValueError) as error:  # sequences in it, of different lengths
+        raise BadTokenId(f"token ids come as one sequence: {error}") from None
     if array.ndim != 1:
         raise BadTokenId(f"token ids come as one sequence, not with shape {array.shape}")
     if array.dtype != np.int32 and len(array) > 0:

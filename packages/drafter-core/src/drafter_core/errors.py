@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 __all__ = [
     "BadSetting",
@@ -28,6 +29,9 @@ class UnknownRequest(DrafterError, KeyError):
         self.request_id = request_id
         self.where = where
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.request_id, self.where)
+
     def __str__(self) -> str:
         return f"request {self.request_id!r} is not {self.where}; call start_request first"
 
@@ -40,6 +44,9 @@ class RequestActive(DrafterError, ValueError):
             f"request {request_id!r} is active already; call stop_request before starting it again"
         )
         self.request_id = request_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.request_id,)
 
 
 class BadTokenId(DrafterError, ValueError):

@@ -10,10 +10,14 @@ token ids i32 each, SHA-256 of all before.
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import hashlib
 import os
+import secrets
+import shutil
 import struct
-import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +32,22 @@ MAGIC = b"drafter-core snapshot\n"
 VERSION = 1
 _HEAD = struct.Struct("<IQQ")
 _MAX_TOKEN_ID = 2**31 - 2
+_PART = ".part"
+_ABANDONED_SECONDS = 24 * 3600
 
 
 def write_snapshot(path: str | os.PathLike[str], responses: list[NDArray[np.int32]]) -> None:
     """Write responses, int32 [length] each, oldest first.
 
-    The file appears whole or not at all: it is written beside its place and renamed.
+    The file appears whole or not at all: it is written beside its place and renamed. A link is
+    followed, and a file that is there keeps its permissions.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or what is there is no file.
     """
-    path = Path(path)
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "a snapshot takes the place of a regular file only", str(path))
     lengths = np.array([len(response) for response in responses], "<u4")
     parts = [
         MAGIC,
@@ -46,9 +55,10 @@ def write_snapshot(path: str | os.PathLike[str], responses: list[NDArray[np.int3
         lengths.tobytes(),
     ]
     checksum = hashlib.sha256()
-    handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+    _remove_abandoned(path)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_PART}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             for part in parts:
                 checksum.update(part)
                 file.write(part)
@@ -59,11 +69,21 @@ def write_snapshot(path: str | os.PathLike[str], responses: list[NDArray[np.int3
             file.write(checksum.digest())
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            Path(temporary).unlink()
+            temporary.unlink()
         raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what processes that were killed left of this snapshot; no write takes as long."""
+    for part in path.parent.glob(f"{glob.escape(path.name)}.*{_PART}"):
+        with contextlib.suppress(OSError):
+            if time.time() - part.stat().st_mtime > _ABANDONED_SECONDS:
+                part.unlink()
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> list[NDArray[np.int32]]:

@@ -7,9 +7,10 @@ ids, parents, probabilities, score and match length (docs/parity.md). What diffe
 
 - `max_spec_tokens=None`, the default, means `max_tree_depth`; in the peer it raises AttributeError.
 - Negative token ids and 2**31 - 1 raise ValueError; the peer takes them.
+- Any sequence of ints will do that `array.array` takes, not every object with a length and items.
 - A call that raises changes nothing; the peer may be left with a request that is active but not
   cached.
-- `max_tree_depth` is at most 4096.
+- `max_tree_depth` is at most 4096, and `max_cached_requests` a whole number.
 
 Knows only the peer's interface and `SuffixDrafter`. New code is better served by the latter: one
 call per batch, and by default drafts that are accepted more often.
@@ -62,16 +63,16 @@ class SuffixDecodingCache:
 
     Raises:
         ValueError: `max_cached_requests` is above 2**31 - 1, or `max_tree_depth` above 4096.
-        TypeError: a number of another type.
+        TypeError: a number that is not whole.
     """
 
     def __init__(self, max_tree_depth: int = 64, max_cached_requests: int = -1) -> None:
         if max_cached_requests > 2**31 - 1:
             raise ValueError(f"max_cached_requests is at most 2**31 - 1, not {max_cached_requests}")
         self._max_tree_depth = index(max_tree_depth)
-        self._max_cached_requests = max_cached_requests
+        self._max_cached_requests = index(max_cached_requests)
         self._drafter = SuffixDrafter(
-            max(1, self._max_tree_depth), max(-1, max_cached_requests), exact=True
+            max(1, self._max_tree_depth), max(-1, self._max_cached_requests), exact=True
         )
 
     @property
@@ -165,9 +166,17 @@ class SuffixDecodingCache:
 
         Raises:
             ValueError: the request is not active, or the array is of another kind.
+            TypeError: an argument of another type.
         """
         self._expect_active(req_id)
+        if not isinstance(use_tree_spec, bool):
+            raise TypeError(f"use_tree_spec is True or False, not {use_tree_spec!r}")
+        for number in (max_spec_factor, max_spec_offset, min_token_prob):
+            if isinstance(number, (str, bytes)):
+                raise TypeError(f"a number is expected, not {number!r}")
         most = self._max_tree_depth if max_spec_tokens is None else index(max_spec_tokens)
+        if most > 2**31 - 1:
+            raise TypeError(f"max_spec_tokens is at most 2**31 - 1, not {most}")
         if isinstance(context, Sequence):  # only the end counts: do not read the rest
             context = context[-max(1, self._max_tree_depth) :]
         found = self._drafter.speculate(
@@ -200,4 +209,5 @@ def _tokens(given: TokenIds) -> NDArray[np.int32]:
         # An array of C ints refuses a float where numpy would round it.
         return np.asarray(array("i", given))
     except OverflowError:
-        raise ValueError(f"token ids are 0 to {2**31 - 2}; found {max(given)}") from None
+        found = max(given, key=abs)
+        raise TypeError(f"token ids are 0 to {2**31 - 2}; found {found}") from None
