@@ -107,7 +107,8 @@ class BatchDraft:
 
     token_ids int32 [n, k], probs float32 [n, k], lengths int32 [n], match_lengths int32 [n],
     scores float32 [n], status int32 [n] (0 drafted, 1 the row does not continue what was fed,
-    2 a bad token id, 3 an unknown handle or row). The arrays are overwritten by the next step of
+    2 a bad token id, 3 an unknown handle or row). A draft that was cut to nothing for a budget or
+    the load keeps its match length. The arrays are overwritten by the next step of
     the same drafter.
     """
 
