@@ -10,6 +10,19 @@ from engines import model_path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import traffic` under importlib mode
 
+from traffic import TABLE
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TABLE] = []
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for line in config.stash[TABLE]:
+        terminalreporter.write_line(line)
+
 
 @pytest.fixture(scope="session")
 def smollm() -> str:

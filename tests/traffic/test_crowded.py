@@ -6,7 +6,7 @@ import random
 
 import pytest
 from engines import CUSTOM_CLASS, SUFFIX
-from traffic import Pair, Phase, Request, run_traffic
+from traffic import HEAD, TABLE, Pair, Phase, Request, run_traffic
 
 LENGTH = 512
 ROOM = 30
@@ -90,7 +90,9 @@ def pair(request, folder, tiny, plain) -> Pair:
     caching, speculation = DRAFTING[request.param]
     changes = {"enable_prefix_caching": caching, "speculative_config": speculation}
     engine = {"model": tiny, **CROWDED, **changes}
-    return Pair(plain, *run_traffic(folder / f"crowded-{request.param}", engine, PHASES))
+    pair = Pair(plain, *run_traffic(folder / f"crowded-{request.param}", engine, PHASES))
+    request.config.stash[TABLE] += [f"{request.param}:", HEAD, *map(pair.row, PHASES)]
+    return pair
 
 
 def test_requests_that_are_preempted_and_resumed_say_the_same(pair):

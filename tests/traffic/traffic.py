@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from engines import SUFFIX, environment
 
 HERE = Path(__file__).parent
 RUN_SECONDS = 900
 MENDED = str(HERE.parent / "mended")
 """On PYTHONPATH, it mends what vLLM's CPU build gets wrong at a temperature."""
+
+TABLE = pytest.StashKey[list[str]]()
+"""What is printed when all tests are through: the rows of docs/traffic.md."""
+HEAD = (
+    "| phase | tokens as without | preempted, without and with | steps, without and with "
+    "| drafted, accepted |"
+)
 
 Request = dict[str, Any]
 
@@ -34,6 +42,10 @@ class Phase:
     @property
     def accepted(self) -> int:
         return self.counters.get("vllm:spec_decode_num_accepted_tokens", 0)
+
+    @property
+    def drafted(self) -> int:
+        return self.counters.get("vllm:spec_decode_num_draft_tokens", 0)
 
     @property
     def preemptions(self) -> int:
@@ -54,6 +66,17 @@ class Pair:
     plain: dict[str, Phase]
     drafting: dict[str, Phase]
     log: str
+
+    def row(self, name: str) -> str:
+        """The row of docs/traffic.md about a phase."""
+        plain, drafting = self.plain[name], self.drafting[name]
+        expected, found = plain.told("token_ids"), drafting.told("token_ids")
+        same = sum(found[key] == expected[key] for key in expected)
+        return (
+            f"| {name} | {same} of {len(expected)} "
+            f"| {plain.preemptions}, {drafting.preemptions} | {plain.steps}, {drafting.steps} "
+            f"| {drafting.drafted}, {drafting.accepted} |"
+        )
 
     def check(self, phase: str, *names: str, but: Sequence[str] = ()) -> None:
         """AssertionError unless every sample is the same with drafts, and some were accepted.
