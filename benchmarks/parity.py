@@ -397,7 +397,9 @@ text branches or may end waits for a turn of its own before its continuations jo
 - Negative token ids and 2**31 - 1 raise ValueError; the peer takes them.
 - A call that raises changes nothing. In the peer, `start_request` with a list that holds something
   else than ints raises TypeError and leaves the request active but not cached.
-- `max_tree_depth` is at most 4096.
+- `max_tree_depth` is at most 4096, and `max_cached_requests` a whole number.
+- Token ids are a sequence of ints or an int32 array; the peer also takes other objects that have a
+  length and items.
 """
 
 
