@@ -108,3 +108,21 @@ def test_what_a_caller_compiles_after_a_kernel_was_loaded_compiles(tmp_path: Pat
     lines = done.stdout.splitlines()
     assert lines[0] == "[3] 1"  # from the cache
     assert lines[-1] == "[1. 2. 3.]"
+
+
+def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def drafts() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST_DRAFT], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert drafts().startswith("[3] 0")
+    for kind, text in (("nbi", b""), ("nbc", b"no code")):
+        [path] = tmp_path.rglob(f"*.{kind}*")
+        path.write_bytes(text)
+        assert drafts().startswith("[3] 0")
+    assert drafts().startswith("[3] 1")

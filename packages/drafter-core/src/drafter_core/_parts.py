@@ -16,7 +16,7 @@ A kernel that is cached does not notice an edit here: empty the cache after one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from llvmlite.binding import Linkage
@@ -85,7 +85,8 @@ def load_quickly(kernel: Any) -> Iterator[None]:
 
     Numba makes all that it knows of types and operations ready before it looks into its cache: 0.35
     seconds, of which code that is compiled needs nothing. Where the cache has no such code, the
-    compiler makes itself ready.
+    compiler makes itself ready. A cache that is damaged, by a full disk or a crash, is emptied and
+    made again.
     """
     load = kernel._cache.load_overload
 
@@ -93,6 +94,10 @@ def load_quickly(kernel: Any) -> Iterator[None]:
         target_context.refresh = lambda: None
         try:
             return load(signature, target_context)
+        except Exception:  # noqa: BLE001  a damaged file raises whatever it likes
+            with suppress(OSError):
+                kernel._cache.flush()
+            return None
         finally:
             del target_context.refresh
 
