@@ -34,17 +34,15 @@ from vllm_env import (  # noqa: E402
     Environment,
     EnvironmentUnavailable,
     Pin,
-    default_pin,
-    read_pins,
+    load_pins,
     torch_options,
 )
 
 try:
-    PIN_TABLE = nox.project.load_toml(str(ROOT / "pins.toml"))
-    PINS = read_pins(PIN_TABLE)
-    DEFAULT_PIN = PINS[default_pin(PIN_TABLE)]
-except ValueError as error:  # a TOML syntax error is one too
-    sys.exit(f"error: {error}" if "pins.toml" in str(error) else f"error: pins.toml: {error}")
+    PINS, _default = load_pins()
+except ValueError as error:
+    sys.exit(f"error: {error}")
+DEFAULT_PIN = PINS[_default]
 
 # In the order in which they depend on each other.
 PLUGIN = ("packages/drafter-core", "packages/compat", "packages/vllm-plugin")

@@ -153,7 +153,7 @@ class SuffixDrafter:
             one started first goes first. 0: no global tree. -1: no limit.
         exact: draft exactly what arctic-inference 0.3.0 drafts: among successors that occur equally
             often in the order that their history gave them there, and never on a match as long as
-            the whole context. Slower, and larger by 40 %.
+            the whole context. Slower, and larger by 10 %.
         verify_tokens: how many tokens in a forward pass take as long as the pass itself. A step
             then drafts no more than pays, fewer for each request the more requests there are; see
             docs/acceptance.md. None: what is drafted for a request does not depend on the others.

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_drafter.activity import Activity, Sizes
+from vllm_drafter.settings import ELSEWHERE, ON_CPU
 from vllm_drafter.snapshots import SnapshotKeeper, load_snapshot
 from vllm_drafter.stamps import logger
 
@@ -31,8 +32,6 @@ __all__ = ["DraftLoop", "DraftSettings"]
 
 MAX_REBUILDS = 3
 """How often a broken drafter is replaced before drafting is given up in this process."""
-VERIFY_TOKENS, CPU_VERIFY_TOKENS = 256, 24
-"""Tokens in a forward pass that take as long as the pass itself, where nobody says how many."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class DraftSettings:
         speculative = vllm_config.speculative_config
         if verify_tokens is None:
             on_cpu = vllm_config.device_config.device_type == "cpu"
-            verify_tokens = CPU_VERIFY_TOKENS if on_cpu else VERIFY_TOKENS
+            verify_tokens = ON_CPU if on_cpu else ELSEWHERE
         return cls(
             num_speculative_tokens=int(speculative.num_speculative_tokens),
             max_model_len=int(vllm_config.model_config.max_model_len),

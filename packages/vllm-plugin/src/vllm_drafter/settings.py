@@ -35,6 +35,9 @@ SNAPSHOT = "VLLM_DRAFTER_SNAPSHOT"
 SNAPSHOT_MINUTES = "VLLM_DRAFTER_SNAPSHOT_MINUTES"
 PREFIX = "VLLM_DRAFTER_"
 
+ON_CPU, ELSEWHERE = 24, 256
+"""What VLLM_DRAFTER_VERIFY_TOKENS is where nobody says, by device."""
+
 _ON = ("1", "true", "on", "yes")
 _OFF = ("0", "false", "off", "no")
 
@@ -174,8 +177,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         VERIFY_TOKENS,
         "auto",
-        "a number of tokens up to 2**30, 0 for drafts that ignore the load, or auto: 24 on a CPU, "
-        "256 elsewhere",
+        "a number of tokens up to 2**30, 0 for drafts that ignore the load, or auto: "
+        f"{ON_CPU} on a CPU, {ELSEWHERE} elsewhere",
         "How many tokens in a forward pass take as long as the pass itself. The more requests are "
         "in a step, the more probable a token must be to be drafted.",
         _parse_tokens,
