@@ -211,15 +211,15 @@ class Server:
 
 
 def start_server(folder: Path, model: str, *arguments: str, **changes: str | None) -> Server:
-    """Start a server on a free port and wait until it is ready."""
+    """Start `vllm serve` on a free port and wait until it is ready."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log, stamps = folder / "server.log", folder / "stamps.jsonl"
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", model, "--served-model-name", "model", "--host", "127.0.0.1"),
+        *(str(Path(sys.executable).with_name("vllm")), "serve", model),
+        *("--served-model-name", "model", "--host", "127.0.0.1"),
         *("--port", str(port), "--enforce-eager", "--max-model-len", "2048"),
         *arguments,
     ]

@@ -2,11 +2,12 @@
 
     python soak.py --minutes 30 build/soak
 
-Clients ask at random for copies, edits, open questions, long prompts, single tokens, several
-samples, JSON by a schema, logprobs, and hang up in the middle of streams. One more client asks the
-same question every ten seconds and compares the answer with the first one. Every five seconds the
-memory of each process and the drafter's own metrics are written down. `soak_report.py` makes a
-report of it. Exit code 1: a request failed, an answer changed, or the drafter met a fault.
+The server is that of `vllm serve`. Clients ask at random for copies, edits, open questions, long
+prompts, single tokens, several samples, JSON by a schema, logprobs, and hang up in the middle of
+streams. One more client asks the same question every ten seconds and compares the answer with the
+first one. Every five seconds the memory of each process and the drafter's own metrics are written
+down. `soak_report.py` makes a report of it. Exit code 1: a request failed, an answer changed, or
+the drafter met a fault.
 
 Some ask at a temperature, beside which vLLM's CPU build gets greedy requests wrong, whoever drafts:
 the server runs with its sampler mended (`mended/`), or no answer could be compared.
@@ -19,6 +20,7 @@ import http.client
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -31,10 +33,20 @@ from typing import Any
 
 import psutil
 
+from vllm_drafter.settings import ON_CPU, read_settings
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "engine"))
 
-from engines import NGRAM, SUFFIX, Server, model_path, start_server  # noqa: E402
+from engines import (  # noqa: E402
+    NGRAM,
+    ROOT,
+    SUFFIX,
+    Server,
+    environment,
+    model_path,
+    start_server,
+)
 from prompts import COPIES, EDITS, EXTRACTS, LONG, OPEN  # noqa: E402
 from traffic import MENDED  # noqa: E402
 
@@ -110,11 +122,26 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], dict[str, Any]]]] = {
 """What clients ask for, and how often in relation to the others."""
 
 
+def measured(server: Server) -> dict[str, Any]:
+    """What the server was: its own word for the versions, our commit, and its draft budget."""
+    [stamp, *_] = (stamp for stamp in server.stamps if stamp["event"] == "registered")
+    commit = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*")
+    tokens = read_settings(environment()).verify_tokens
+    return {
+        "vllm": stamp["vllm_version"],
+        "vllm_drafter": stamp["plugin_version"],
+        "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),
+        "verify_tokens_set": "auto" if tokens is None else str(tokens),
+        "verify_tokens": ON_CPU if tokens is None else tokens,
+    }
+
+
 class Soak:
     """One run."""
 
     def __init__(self, server: Server, minutes: float) -> None:
         self.server = server
+        self.measured = measured(server)  # now: the repository may go on while this runs
         self.began = time.monotonic()
         self.until = self.began + 60 * minutes
         self.requests: list[dict[str, Any]] = []
@@ -210,6 +237,7 @@ class Soak:
         return {
             "minutes": minutes,
             "clients": clients,
+            "measured": self.measured,
             "cached": CACHED,
             "cores": os.cpu_count(),
             "requests": self.requests,

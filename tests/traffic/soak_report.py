@@ -23,27 +23,28 @@ MIB = 2**20
 PAGE = """\
 # Soak
 
-`nox -s soak` puts mixed load on one server for {minutes:g} minutes: the server of `vllm serve`
-(`python -m vllm.entrypoints.openai.api_server`) with SmolLM2-135M in float32 on the CPU,
-{clients} clients at once, a cache of {cached} responses. What they ask for is drawn at random:
-copies, edits, open questions, long prompts, single tokens, three samples at temperature 0.8, JSON
-by a schema, logprobs, stop strings, and streams that the client leaves in the middle. One more
-client asks the same every ten seconds and compares the answers.
+`nox -s soak` puts mixed load on one server for {minutes:g} minutes: `vllm serve`, SmolLM2-135M in
+float32 on the CPU, {clients} clients at once, a cache of {cached} responses. What they ask for is
+drawn at random: copies, edits, open questions, long prompts, single tokens, three samples at
+temperature 0.8, JSON by a schema, logprobs, stop strings, and streams that the client leaves in
+the middle. One more client asks the same every ten seconds and compares the answers.
 
 | | |
 | --- | --- |
-| requests answered | {answered} |
+| measured on | {measured} |
+| `VLLM_DRAFTER_VERIFY_TOKENS` | {verify} |
+| requests answered | {answered:,} |
 | streams that clients left | {left} |
 | requests that failed | {errors} |
-| probes, and those whose answer was not the first one's | {probes}, {changed} |
-| faults of the drafter | {faults:.0f} |
-| preemptions | {preemptions:.0f} |
-| tokens drafted, accepted | {drafted:.0f}, {accepted:.0f} ({rate:.0%}) |
+| probes, and those whose answer was not the first one's | {probes:,}, {changed:,} |
+| faults of the drafter | {faults:,.0f} |
+| preemptions | {preemptions:,.0f} |
+| tokens drafted, accepted | {drafted:,.0f}, {accepted:,.0f} ({rate:.0%}) |
 | time in drafting, of all time | {share:.2%} |
 | cores, and the machine's load average, median | {cores}, {load:.1f} |
 
-Some of these ask at a temperature, beside which vLLM 0.32.0 for the CPU gets greedy requests wrong,
-whoever drafts: the server ran with that mended ([traffic.md](traffic.md)).
+Some of these ask at a temperature, beside which vLLM's builds for the CPU get greedy requests
+wrong, whoever drafts: the server ran with that mended ([traffic.md](traffic.md)).
 
 Three parts of the same length, sizes at their ends; the first one fills the cache:
 
@@ -64,8 +65,8 @@ BESIDE = """
 
 The same load on the same server without our drafter:
 
-| | minutes | answered | failed | probes, changed | preemptions | load average |
-| --- | --- | --- | --- | --- | --- | --- |
+| | measured on | minutes | answered | failed | probes, changed | preemptions | load average |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 {runs}
 
 The most memory that the worker had taken, in MiB, when so many requests were answered (what it
@@ -78,9 +79,17 @@ means: [traffic.md](traffic.md#memory)):
 OTHERS = {"none": "without speculation", "ngram": "vLLM's ngram"}
 ALONE = """
 The drafter in a process of its own, without an engine (`tests/traffic/soak_alone.py`), eight
-requests at a time: {first_mib:.1f} MiB after {first} requests, {middle_mib:.1f} after {middle},
-{last_mib:.1f} after {last}; {tokens:.0f} tokens, {faults:.0f} faults.
+requests at a time: {first_mib:.1f} MiB after {first:,} requests, {middle_mib:.1f} after {middle:,},
+{last_mib:.1f} after {last:,}; {tokens:,.0f} tokens, {faults:,.0f} faults.
 """
+
+
+def measured(run: dict[str, Any]) -> str:
+    """The versions of a run; those of a run before they were noted are not known."""
+    said = run.get("measured")
+    if said is None:
+        return "not noted"
+    return f"vLLM {said['vllm']}, vllm-drafter {said['vllm_drafter']} (commit {said['commit']})"
 
 
 def at_end(samples: list[dict[str, Any]], until: float) -> dict[str, Any]:
@@ -95,10 +104,10 @@ def parts(run: dict[str, Any]) -> str:
         sample = at_end(run["samples"], end)
         took = [probe["took"] for probe in run["probes"] if begin <= probe["at"] < end]
         lines.append(
-            f"| {part + 1} | {sample['rss']['worker'] / MIB:.0f} MiB "
-            f"| {sample['vllm_drafter_memory_bytes'] / MIB:.2f} MiB "
-            f"| {sample['vllm_drafter_cached_requests']:.0f} "
-            f"| {sample['vllm_drafter_evicted_responses_total']:.0f} "
+            f"| {part + 1} | {sample['rss']['worker'] / MIB:,.0f} MiB "
+            f"| {sample['vllm_drafter_memory_bytes'] / MIB:,.2f} MiB "
+            f"| {sample['vllm_drafter_cached_requests']:,.0f} "
+            f"| {sample['vllm_drafter_evicted_responses_total']:,.0f} "
             f"| {statistics.median(took):.2f} s | {max(took):.2f} s |"
         )
     return "\n".join(lines)
@@ -109,7 +118,7 @@ def kinds(run: dict[str, Any]) -> str:
     for kind in sorted({request["kind"] for request in run["requests"]}):
         took = sorted(request["took"] for request in run["requests"] if request["kind"] == kind)
         slow = took[min(int(len(took) * 0.99), len(took) - 1)]
-        lines.append(f"| {kind} | {len(took)} | {statistics.median(took):.2f} | {slow:.2f} |")
+        lines.append(f"| {kind} | {len(took):,} | {statistics.median(took):.2f} | {slow:.2f} |")
     return "\n".join(lines)
 
 
@@ -128,9 +137,9 @@ def most_memory(run: dict[str, Any], requests: int) -> float:
 def beside(run: dict[str, Any], others: dict[str, dict[str, Any]]) -> str:
     """What the same did without our drafter, for the page; by what took its place."""
     runs = [
-        f"| {name} | {other['minutes']:g} | {len(other['requests'])} | {len(other['errors'])} "
-        f"| {len(other['probes'])}, {other['changed']} "
-        f"| {other['samples'][-1]['vllm:num_preemptions_total']:.0f} "
+        f"| {name} | {measured(other)} | {other['minutes']:g} | {len(other['requests']):,} "
+        f"| {len(other['errors']):,} | {len(other['probes']):,}, {other['changed']:,} "
+        f"| {other['samples'][-1]['vllm:num_preemptions_total']:,.0f} "
         f"| {statistics.median(sample['load'] for sample in other['samples']):.1f} |"
         for name, other in others.items()
     ]
@@ -138,7 +147,7 @@ def beside(run: dict[str, Any], others: dict[str, dict[str, Any]]) -> str:
     last = max(len(column["requests"]) for column in columns.values())
     counts = [0, *(10 * 2**place for place in range(20) if 10 * 2**place <= last)]
     rows = [
-        f"| {count} | " + " | ".join(cell(column, count) for column in columns.values()) + " |"
+        f"| {count:,} | " + " | ".join(cell(column, count) for column in columns.values()) + " |"
         for count in counts
     ]
     return BESIDE.format(
@@ -150,7 +159,7 @@ def beside(run: dict[str, Any], others: dict[str, dict[str, Any]]) -> str:
 
 
 def cell(run: dict[str, Any], requests: int) -> str:
-    return f"{most_memory(run, requests):.0f}" if requests <= len(run["requests"]) else ""
+    return f"{most_memory(run, requests):,.0f}" if requests <= len(run["requests"]) else ""
 
 
 def alone(samples: list[dict[str, Any]]) -> str:
@@ -224,8 +233,12 @@ def main(numbers: Path, page: Path) -> None:
     left = sum(request["kind"] == "hang up" for request in run["requests"])
     drafted = last["vllm_drafter_draft_tokens_total"]
     accepted = last["vllm_drafter_accepted_tokens_total"]
+    said = run["measured"]
+    auto = ", which is what `auto` means on a CPU" if said["verify_tokens_set"] == "auto" else ""
     page.write_text(
         PAGE.format(
+            measured=measured(run),
+            verify=f"{said['verify_tokens']:,}{auto}",
             minutes=run["minutes"],
             clients=run["clients"],
             cached=run["cached"],
