@@ -71,7 +71,11 @@ class History:
                     getattr(self, name)()
                 self.counts[name] += 1
                 if number == operations - 1 or self.draw.random() < 0.5:
-                    self.counts["states checked"] += check_integrity(self.drafter)
+                    given = {
+                        row: self.token_ids[row, : self.num_tokens[row]].tolist()
+                        for row in self.running
+                    }
+                    self.counts["states checked"] += check_integrity(self.drafter, given)
                     self.counts["structures checked"] += 1
 
     def tokens(self, length: int) -> list[int]:
@@ -154,7 +158,10 @@ class History:
         context = self.tokens(draw.randrange(2 * self.depth + 1))
         tree = self.drafter.speculate(row, context, most, 2.0, 0.0, least, as_tree)
         assert all(-1 <= parent < at for at, parent in enumerate(tree.parents))
-        if not as_tree:
+        if as_tree:
+            assert len(tree.draft.token_ids) <= most, "a draft that is too long"
+            assert self.known.issuperset(tree.draft.token_ids), "a token id that was never given"
+        else:
             self.expect(tree.draft.token_ids, tree.draft.probs, most, least)
 
     def expect(self, draft: list[int], probs: list[float], most: int, least: float) -> None:
@@ -217,10 +224,12 @@ def markdown(state: dict[str, Any]) -> str:
         "Each history is one drafter: exact or default mode, depth 1 to 64, a cache of 0 to 5 "
         "responses or without limit, an alphabet of 1 to 49,152 tokens, texts that repeat more or "
         "less, load-aware or not. Half of the operations are followed by a check of every "
-        "invariant of [drafter.md](drafter.md) in every tree, block and free list "
+        "invariant of [drafter.md](drafter.md) in every tree, block, text and free list: among "
+        "others, every word's occurrences are counted anew from the texts "
         "(`packages/drafter-core/tests/integrity.py`). Every draft is checked for ids that were "
-        "never given, for its length and for its probabilities; refused input must change "
-        "nothing; a step must serve every valid request whatever the others are.",
+        "never given, and for its length; a path also for its probabilities. Refused input must "
+        "leave requests and texts as they are; a step must serve every valid request whatever the "
+        "others are.",
         "",
         "| what | how often |",
         "| --- | ---: |",

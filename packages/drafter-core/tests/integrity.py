@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
 import numpy as np
 
 from drafter_core import SuffixDrafter
 from drafter_core import _kernels as k
 
 
-def check_integrity(drafter: SuffixDrafter) -> int:
-    """Walk every tree from its root and check every invariant; return how many states there are."""
+def check_integrity(
+    drafter: SuffixDrafter, requests: Mapping[Hashable, Sequence[int]] | None = None
+) -> int:
+    """Walk every tree from its root and check every invariant; return how many states there are.
+
+    What the trees hold is counted anew from the texts: the cached responses, and of each request in
+    `requests` the tokens that it was given, prompt and response.
+    """
     drafter._run(k.FREE, 0, 0)  # requests that were stopped may still have their trees
     tables = drafter._tables
     handles = [0, *drafter._handles.values()]
     states: set[int] = set()
     spans: dict[int, int] = {}  # tables and pair chunks, by their size class
+    texts = _check_texts(drafter)
+    given = {drafter._handles[name]: tokens for name, tokens in (requests or {}).items()}
     for tree in handles:
-        found = _tree_states(tables, int(tables.trees[tree, k.R_ROOT]))
-        assert len(found) == tables.trees[tree, k.R_STATES], "states are lost or left over"
-        assert not states & found, "two trees share a state"
-        states |= found
         root = int(tables.trees[tree, k.R_ROOT])
+        found = {v: dict(_edges(tables, v)) for v in _tree_states(tables, root)}
+        if tree == 0:
+            ends = _check_counts(tables, root, found, texts.values())
+            _check_shared_ends(drafter, dict(zip(texts, ends, strict=True)))
+        elif tree in given:
+            (end,) = _check_counts(tables, root, found, [given[tree]])
+            assert tables.trees[tree, k.R_STATE] == end, "not the state of the request's last words"
+            assert tables.trees[tree, k.R_FED] == len(given[tree])
+        assert len(found) == tables.trees[tree, k.R_STATES], "states are lost or left over"
+        assert not states & found.keys(), "two trees share a state"
+        states |= found.keys()
         small: dict[int, int] = {}
         for v in found:
             _check_state(tables, v, root)
@@ -37,11 +55,66 @@ def check_integrity(drafter: SuffixDrafter) -> int:
         chunk = int(tables.chunks[chunk, 0])
     _check_pool(tables, spans)
     _check_free_states(tables, states)
-    held = sum(
-        int(tables.sequences[q, k.Q_LEN]) for q in [*drafter._sequences.values(), *drafter._leaving]
-    )
-    assert held == drafter.stats().cached_tokens, "texts are lost or left over"
     return len(states)
+
+
+def _check_texts(drafter: SuffixDrafter) -> dict[int, list[int]]:
+    """The text of each response in the global tree; their chunks and the free ones are all."""
+    tables = drafter._tables
+    texts, used = {}, []
+    for sequence in [*drafter._sequences.values(), *drafter._leaving]:
+        assert sequence not in texts, "two responses share a text"
+        texts[sequence] = drafter._text(sequence).tolist()
+        chunk = int(tables.sequences[sequence, k.Q_LAST])
+        for _ in range(-(-len(texts[sequence]) // k.CHUNK)):
+            used.append(chunk)
+            chunk = int(tables.chunks[chunk, 1])
+    assert sum(map(len, texts.values())) == drafter.stats().cached_tokens
+    chunk = int(tables.header[k.G_TFREE])
+    while chunk >= 0:
+        assert len(used) < tables.header[k.G_TCHUNKS], "a text chunk that is free twice or in use"
+        used.append(chunk)
+        chunk = int(tables.chunks[chunk, 1])
+    assert sorted(used) == list(range(int(tables.header[k.G_TCHUNKS]))), "text chunks are lost"
+    return texts
+
+
+def _check_counts(
+    tables, root: int, edges: dict[int, dict[int, int]], texts: Iterable[Sequence[int]]
+) -> list[int]:
+    """Count every word of the texts anew, and return the state of the end of each.
+
+    Where a prefix of a text ends, so do the words of its state and of those that its links lead to,
+    and no others.
+    """
+    depth = int(tables.header[k.G_DEPTH])
+    length = {v: _length(tables, v) for v in edges}
+    link = {v: int(tables.states[v, k.LINK]) for v in edges}
+    passed: Counter[int] = Counter()
+    ends = []
+    for text in texts:
+        v = root
+        for place, token in enumerate(text, 1):
+            if length[v] == depth and length[link[v]] == depth - 1:
+                v = link[v]
+            assert token in edges[v], "a word of a text is missing"
+            v = edges[v][token]
+            assert length[v] == min(place, depth), "the last words of a text are not its state's"
+            passed[v] += 1
+        ends.append(v)
+    for v in sorted(edges, key=length.__getitem__, reverse=True):
+        if v != root:
+            assert tables.states[v, k.COUNT] == passed[v], "a wrong number of occurrences"
+            passed[link[v]] += passed[v]
+    return ends
+
+
+def _check_shared_ends(drafter: SuffixDrafter, ends: dict[int, int]) -> None:
+    """A running request goes on in the global tree where its response ends."""
+    for handle in drafter._handles.values():
+        tree = drafter._tables.trees[handle]
+        if tree[k.R_SEQ] >= 0:
+            assert tree[k.R_GSTATE] == ends[int(tree[k.R_SEQ])], "not the state of a response's end"
 
 
 def _size_class(tables, v: int) -> int:

@@ -8,12 +8,15 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from drafter_core import SuffixDrafter
+from drafter_core import _kernels as k
 
 
 def _integrity() -> ModuleType:
@@ -30,14 +33,19 @@ def _integrity() -> ModuleType:
 check_integrity = _integrity().check_integrity
 
 
-def play(drafter: SuffixDrafter, name: str, request: int, text: list[int]) -> None:
-    """Do an operation where it is allowed."""
+def play(
+    drafter: SuffixDrafter, given: dict[int, list[int]], name: str, request: int, text: list[int]
+) -> None:
+    """Do an operation where it is allowed; `given` is what the requests that run were given."""
     if name == "start" and request not in drafter.active_requests:
         drafter.start_request(request, text)
+        given[request] = list(text)
     elif name == "append" and request in drafter.active_requests:
         drafter.append(request, text)
+        given[request] += text
     elif name == "stop" and request in drafter.active_requests:
         drafter.stop_request(request)
+        del given[request]
     elif name == "evict" and request in drafter.cached_requests:
         drafter.evict_cached_response(request)
 
@@ -56,9 +64,10 @@ def test_invariants_hold_after_every_operation(exact: bool, data: st.DataObject)
     depth = data.draw(st.integers(1, 6))
     limit = data.draw(st.sampled_from([-1, 0, 1, 3]))
     drafter = SuffixDrafter(depth, limit, exact=exact)
+    running: dict[int, list[int]] = {}
     for operation in operations:
-        play(drafter, *operation)
-        check_integrity(drafter)
+        play(drafter, running, *operation)
+        check_integrity(drafter, running)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -67,13 +76,52 @@ def test_invariants_hold_in_long_histories_with_wide_states(seed: int, exact: bo
     rng = random.Random(seed)
     drafter = SuffixDrafter(rng.choice([1, 2, 3, 6, 24]), rng.choice([-1, 2, 4]), exact=exact)
     alphabet = rng.choice([1, 2, 3, 40, 300])
+    running: dict[int, list[int]] = {}
     for _ in range(60):
         length = rng.choice([0, 1, 2, 5, 200])
         text = [min(int(rng.expovariate(4 / alphabet)), alphabet) for _ in range(length)]
         if rng.random() < 0.3:
             text = text[:3] * 5
-        play(drafter, rng.choice(NAMES), rng.randrange(5), text)
-        check_integrity(drafter)
+        play(drafter, running, rng.choice(NAMES), rng.randrange(5), text)
+        check_integrity(drafter, running)
+
+
+def _place_of(drafter: SuffixDrafter, table: str, tree: int) -> tuple[NDArray[Any], Any]:
+    """The array and the place of what is to be made wrong."""
+    trees, states = drafter._tables.trees, drafter._tables.states
+    root = trees[tree, k.R_ROOT]
+    return {
+        "a count": (states, (states[root, k.DST], k.COUNT)),
+        "where a request goes on": (trees, (1, k.R_STATE)),
+        "where its response goes on": (trees, (1, k.R_GSTATE)),
+        "a text": (drafter._tables.texts, 0),
+        "the length of a text": (drafter._tables.sequences, (0, k.Q_LEN)),
+        "the free text chunks": (drafter._tables.header, k.G_TFREE),
+    }[table]
+
+
+@pytest.mark.parametrize(
+    ("table", "tree"),
+    [
+        ("a count", 0),
+        ("a count", 1),
+        ("where a request goes on", 1),
+        ("where its response goes on", 0),
+        ("a text", 0),
+        ("the length of a text", 0),
+        ("the free text chunks", 0),
+    ],
+)
+def test_what_is_wrong_is_found(table: str, tree: int) -> None:
+    drafter = SuffixDrafter(4)
+    drafter.start_request("a", [1, 2, 3])
+    drafter.append("a", [4, 5, 4, 6])
+    texts = {"a": [1, 2, 3, 4, 5, 4, 6]}
+    check_integrity(drafter, texts)
+    array, place = _place_of(drafter, table, tree)
+    array[place] += 1
+    with pytest.raises(AssertionError):
+        check_integrity(drafter, texts)
 
 
 @pytest.mark.parametrize("exact", [False, True])
