@@ -229,6 +229,7 @@ def processes(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """Equality with arctic-inference 0.3.0, built here: a million drafts and more."""
     _bench_environment(session)
+    session.run("python", "benchmarks/interface.py")
     report = ["--report", "docs/parity.md"]
     session.run("python", "benchmarks/parity.py", *(session.posargs or report))
 

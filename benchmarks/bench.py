@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from importlib.metadata import version
 from math import exp, log
 from pathlib import Path
@@ -40,6 +41,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from traces import NEW, OLD, ROOT, code_edits, source_files, spec_bench, unchanged_files
+
+import drafter_core
 
 HERE = Path(__file__).resolve().parent
 OUTPUT = ROOT / "build" / "bench" / "bench.json"
@@ -120,12 +123,17 @@ def measure_children(quick: bool, clock: str, progress: Progress) -> dict[str, d
     for contestant in ("exact", "default", "peer"):
         # Five million tokens of the peer fill 1.5 GB; more would prove nothing new.
         size = min(most, 5_000_000) if contestant == "peer" else most
-        plan += [("growth", contestant, [size]), ("eviction", contestant, [size])]
+        plan += [
+            ("growth", contestant, [size]),
+            ("eviction", contestant, [size]),
+            ("eviction", contestant, [most // 4, most // 250_000, 10_000]),
+        ]
     bar = progress.add_task("memory, growth, eviction", total=len(plan))
     results: dict[str, dict[str, Any]] = {}
     for measurement, contestant, numbers in plan:
         progress.update(bar, description=f"{measurement} of {contestant}")
-        results.setdefault(measurement, {})[contestant] = child(measurement, contestant, *numbers)
+        part = f"{measurement} of long responses" if len(numbers) > 1 else measurement
+        results.setdefault(part, {})[contestant] = child(measurement, contestant, *numbers)
         progress.advance(bar)
     return results
 
@@ -256,21 +264,27 @@ def child_grids(results: dict[str, dict[str, Any]]) -> list[Grid]:
         "One append of 8 tokens (µs); processor time leaves out what else the machine did",
         ["contestant", "clock", "50 %", "99 %", "99.9 %", "99.99 %", "longest"], rows,
     ))  # fmt: skip
+    for part in ("eviction", "eviction of long responses"):
+        grids.append(eviction_grid(results[part]))
+    return grids
+
+
+def eviction_grid(runs: dict[str, dict[str, Any]]) -> Grid:
+    """A full cache: its memory, and the starts that make room."""
     rows = []
-    for name, run in results["eviction"].items():
+    for name, run in runs.items():
         for clock in ("wall", "processor"):
             rows.append([
                 name, f"{run['tokens']:,}", f"{run['growth_after_full']:.3f}", clock,
                 *(f"{v:.1f}" for v in run["eviction_us"][clock].values()),
             ])  # fmt: skip
-    some = next(iter(results["eviction"].values()))
-    grids.append((
-        f"Tokens through a cache of {some['limit']:,} responses of {some['response_tokens']} "
+    some = next(iter(runs.values()))
+    return (
+        f"Tokens through a cache of {some['limit']:,} responses of {some['response_tokens']:,} "
         "tokens: resident memory at the end over that when first full; starts that evict (µs)",
         ["contestant", "tokens", "memory", "clock", "50 %", "99 %", "99.9 %", "99.99 %", "longest"],
         rows,
-    ))  # fmt: skip
-    return grids
+    )
 
 
 def start_up_grids(results: dict[str, Any]) -> list[Grid]:
@@ -305,15 +319,16 @@ def markdown(measured: dict[str, Any]) -> str:
         "answers. Cached tokens are code that the traces do not contain. *Lists*: exact mode, from "
         "request ids to lists of token ids. *Arrays*: exact mode, from the runner's arrays to an "
         "int32 block. *Default*: arrays, default mode; it sees the tokens that the peer's drafts "
-        "had accepted.",
+        "had accepted. Memory, growth and eviction are measured without Python's garbage "
+        "collector, whose pauses are the caller's. *Code* is a digest of drafter_core's sources.",
         "",
-        "| part | measured | clock | load of the machine, before and after |",
-        "| --- | --- | --- | --- |",
+        "| part | measured | code | clock | load of the machine, before and after |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for part, found in measured.items():
         quick = ", quick" if found["quick"] else ""
         lines.append(
-            f"| {part} | {found['when']}{quick} | {found['clock']} | "
+            f"| {part} | {found['when']}{quick} | {found['code']} | {found['clock']} | "
             f"{found['load'][0]:.1f}, {found['load'][1]:.1f} |"
         )
     for found in measured.values():
@@ -322,6 +337,14 @@ def markdown(measured: dict[str, Any]) -> str:
             lines.append("| --- " * len(columns) + "|")
             lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def digest_of_sources() -> str:
+    """Tells which drafter_core was measured."""
+    digest = sha256()
+    for path in sorted(Path(drafter_core.__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def plain(value: Any) -> Any:
@@ -385,7 +408,8 @@ def main(
             before = os.getloadavg()[0]
             found = measure(quick, clock, progress)
             kept[part] = {
-                "when": time.strftime("%Y-%m-%d %H:%M"), "quick": quick, "clock": clock,
+                "when": time.strftime("%Y-%m-%d %H:%M"), "code": digest_of_sources(),
+                "quick": quick, "clock": clock,
                 "load": [before, os.getloadavg()[0]], "grids": show(found), "found": found,
             }  # fmt: skip
             output.parent.mkdir(parents=True, exist_ok=True)

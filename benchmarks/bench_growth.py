@@ -180,7 +180,7 @@ def eviction(contestant: str, tokens: int, limit: int = 1000, length: int = 400)
         pauses[number] = after - before, after_cpu - before_cpu
         cache.append(name, stream[number * length : (number + 1) * length])
         cache.stop(name)
-        if number % (pieces // 40) == 0:
+        if number % max(pieces // 40, 1) == 0:
             plateau.append((number * length, (resident() - base) / 1e6, cache.used()))
     full = [point for point in plateau if point[0] >= 2 * limit * length]
     return {

@@ -163,7 +163,14 @@ def time_steps(
 ) -> None:  # fmt: skip
     """Serve the trace at a constant batch size, ours and the peer in turn; add to the result."""
     if result.turns == "step":
-        rounds = [serve((peer, one), trace, batch, steps, None, now) for one in ours]
+        rounds = []
+        for one in ours:
+            rounds.append(serve((peer, one), trace, batch, steps, None, now))
+            # The others live through the same: the order of equals depends on all that was cached.
+            followed = rounds[-1].drafts["peer"]
+            for other in ours:
+                if other is not one:
+                    serve((other,), trace, batch, steps, followed, now)
     else:
         rounds = []
         for _ in range(ROUNDS):
