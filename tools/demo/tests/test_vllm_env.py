@@ -18,6 +18,11 @@ from vllm_env import (
     torch_options,
 )
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 PIN = {"vllm": "1.2.3", "python": "3.11", "torch": "2.0.0", "level": "engine"}
 
@@ -27,6 +32,14 @@ def test_the_pins_file_lists_each_release_once_newest_first() -> None:
     versions = [Version(release) for release in pins]
     assert versions == sorted(set(versions), reverse=True)
     assert pins[default].level == "engine"
+
+
+def test_each_release_is_one_line_of_the_pins_file() -> None:
+    lines = [line.strip() for line in vllm_env.PINS.read_text().splitlines()]
+    rows = [tomllib.loads(f"pin = [{line}]")["pin"] for line in lines if line.startswith("{")]
+    pins, _ = vllm_env.load_pins()
+    assert vllm_env.read_pins({"pin": [pin for row in rows for pin in row]}) == pins
+    assert all(len(row) == 1 for row in rows)
 
 
 def test_the_running_interpreter_serves_its_own_version() -> None:
