@@ -72,6 +72,7 @@ class Pin:
     level: str
     cpu_wheel: bool = True
     mended: bool = False
+    sampling: bool = True
     verified: tuple[str, ...] = ()
 
 
@@ -403,7 +404,7 @@ def _check_values(row: Mapping[str, Any]) -> None:
                 f"pins.toml: {key} of pin {row['vllm']} is {row[key]!r}, not a version in quotes, "
                 'such as "0.32.0"'
             )
-    for key in ("cpu_wheel", "mended"):
+    for key in ("cpu_wheel", "mended", "sampling"):
         if not isinstance(row.get(key, False), bool):
             raise ValueError(
                 f"pins.toml: {key} of pin {row['vllm']} is {row[key]!r}, not true or false"

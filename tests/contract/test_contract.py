@@ -60,6 +60,38 @@ cache = type(this.drafter.suffix_cache).__module__
 print(json.dumps([type(this.drafter).__module__, cache, list(draft), list(other)]))
 """
 
+# Whether the release is as it came, in the names that the other route replaces, and drafts with us.
+DRAFT_WITH_THE_CUSTOM_CLASS = """
+import earlier_torch
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+import json
+from types import SimpleNamespace
+import vllm.config.speculative, vllm.v1.worker.gpu_model_runner as module
+from vllm.config.speculative import SpeculativeConfig
+from batch import MAX_MODEL_LEN, Batch
+from runner import construct, propose
+batch = Batch()
+this = SimpleNamespace(
+    vllm_config=SimpleNamespace(
+        speculative_config=SpeculativeConfig(
+            method="custom_class",
+            model="vllm_drafter.CustomClassProposer",
+            num_speculative_tokens=24,
+        ),
+        model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+        device_config=SimpleNamespace(device_type="cuda"),
+    ),
+    input_batch=batch.input_batch,
+)
+this.drafter = construct(module, this, "custom_class")
+text = list(range(100, 140))
+batch.add("a", [*text, 7])
+[draft] = propose(module, this, batch.sample({"a": text[:5]}), 24, "custom_class")
+gate = vllm.config.speculative.has_arctic_inference
+print(json.dumps([gate.__module__, module.SuffixDecodingProposer.__module__, list(draft)]))
+"""
+
 
 def in_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     here = str(Path(__file__).parent)
@@ -202,6 +234,23 @@ def test_with_the_shim_the_releases_own_proposer_drafts_with_ours() -> None:
     assert cache == "vllm_drafter.shim_cache"
     assert draft == list(range(105, 110))
     assert of_another == []  # the first one's response is short; its prompt is nobody else's
+
+
+def test_with_the_route_custom_class_it_drafts_and_nothing_is_patched(tmp_path: Path) -> None:
+    stamps = tmp_path / "stamps.jsonl"
+    route = {"VLLM_DRAFTER_ROUTE": "custom_class", "VLLM_DRAFTER_STAMPS": str(stamps)}
+    done = in_new_process(DRAFT_WITH_THE_CUSTOM_CLASS, **route)
+    if Version(RELEASE) < Version("0.22"):
+        assert done.returncode != 0
+        assert "VLLM_DRAFTER_ROUTE=custom_class: expected vLLM >=0.22" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    gate, proposer, draft = json.loads(done.stdout.splitlines()[-1])
+    assert gate == "vllm.utils.import_utils"
+    assert proposer == "vllm.v1.spec_decode.suffix_decoding"
+    assert draft[:5] == list(range(105, 110))
+    stamp = json.loads(stamps.read_text().splitlines()[0])
+    assert stamp["patched"] == stamp["pending"] == []
 
 
 def test_the_runner_builds_the_drafter_of_the_method(runner: Any, method: str) -> None:

@@ -31,6 +31,24 @@ CUSTOM_CLASS = {
     "model": "vllm_drafter.CustomClassProposer",
     "num_speculative_tokens": 16,
 }
+WHOSE = """
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+import vllm.config.speculative, vllm.utils.import_utils
+import vllm.v1.spec_decode.suffix_decoding, vllm.v1.worker.gpu_model_runner
+for where in (vllm.config.speculative, vllm.utils.import_utils):
+    print(where.has_arctic_inference.__module__)
+for where in (vllm.v1.spec_decode.suffix_decoding, vllm.v1.worker.gpu_model_runner):
+    print(where.SuffixDecodingProposer.__module__)
+"""
+"""Prints where what stands in each name that we patch was defined, a line for each."""
+VLLMS_OWN = [
+    "vllm.utils.import_utils",
+    "vllm.utils.import_utils",
+    "vllm.v1.spec_decode.suffix_decoding",
+    "vllm.v1.spec_decode.suffix_decoding",
+]
+"""What it prints of a vLLM that is not patched."""
 TWO_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 """The environment of an engine with two workers."""
 START_SECONDS = 420

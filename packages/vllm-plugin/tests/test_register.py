@@ -205,3 +205,75 @@ def test_the_class_fits_the_call_of_the_installed_release(version, name):
     from vllm_drafter.proposer import proposer_class
 
     assert proposer_class(version).__name__ == name
+
+
+# --- the route custom_class ---------------------------------------------------------------------
+
+UNPATCHED = {"VLLM_DRAFTER_ROUTE": "custom_class"}
+
+
+def test_with_the_route_custom_class_nothing_is_patched(site, tmp_path):
+    stamps = tmp_path / "stamps.jsonl"
+    code = WHOSE + REGISTER + WHOSE
+    assert run(site, code, **UNPATCHED, VLLM_DRAFTER_STAMPS=str(stamps)) == THEIRS + THEIRS
+    assert run(site, REGISTER + WHOSE, **UNPATCHED) == THEIRS
+    stamp = json.loads(stamps.read_text())
+    assert stamp["route"] == "custom_class"
+    assert stamp["vllm_version"] == "0.32.0"
+    assert (stamp["patched"], stamp["pending"]) == ([], [])
+
+
+def test_with_the_route_custom_class_vllm_refuses_the_suffix_method_as_without_us(site):
+    check = (
+        "from vllm.config.speculative import SpeculativeConfig\n"
+        "SpeculativeConfig()._validate_suffix_decoding()\n"
+    )
+    assert "ImportError: refused" in site.run(REGISTER + check, **UNPATCHED).stderr
+
+
+def test_with_the_route_custom_class_the_front_end_still_serves_the_metrics(site):
+    serve = (
+        "import vllm_drafter.metrics as metrics\n"
+        "metrics.serve = lambda: print('served')\n"
+        "from vllm_drafter import startup\n"
+        "from vllm_drafter.stamps import Role\n"
+        "startup.current_role = lambda: Role('front end')\n"
+    )
+    assert run(site, serve + REGISTER, **UNPATCHED) == "served\n"
+
+
+@pytest.mark.parametrize("sabotage", ["renamed class", "renamed gate", "another call"])
+def test_the_route_custom_class_asks_nothing_of_what_only_the_patches_need(tmp_path, sabotage):
+    file, change, _ = SABOTAGES[sabotage]
+    site = Site(tmp_path)
+    site.add_us()
+    site.add_vllm(changes={file: change})
+    run(site, REGISTER, **UNPATCHED)
+
+
+def test_the_route_custom_class_stops_where_vllm_asks_a_custom_class_otherwise(tmp_path):
+    site = Site(tmp_path)
+    site.add_us()
+    call = ("self.input_batch.num_tokens_no_spec,", "self.input_batch.num_tokens,")
+    site.add_vllm(changes={"v1/worker/gpu_model_runner.py": call})
+    done = site.run(REGISTER, **UNPATCHED)
+    assert done.returncode != 0
+    assert "SurfaceMismatch" in done.stderr
+    assert "  custom-class-propose (" in done.stderr
+
+
+def test_the_route_custom_class_needs_a_vllm_that_has_it(tmp_path):
+    site = Site(tmp_path)
+    site.add_us()
+    site.add_vllm("0.21.0")
+    done = site.run(REGISTER, **UNPATCHED)
+    assert done.returncode != 0
+    assert "SettingError: VLLM_DRAFTER_ROUTE=custom_class: expected vLLM >=0.22" in done.stderr
+    assert "found 0.21.0" in done.stderr
+
+
+def test_what_is_only_for_the_patches_is_in_the_surface():
+    from drafter_compat.surface import load_builtin_surface
+    from vllm_drafter.routes import ONLY_FOR_THE_PATCHES
+
+    assert {symbol.id for symbol in load_builtin_surface("vllm_drafter")} > ONLY_FOR_THE_PATCHES

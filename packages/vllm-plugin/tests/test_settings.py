@@ -87,9 +87,10 @@ def test_the_default_of_each_knob_is_among_its_values(knob):
     knob.parse(knob.default)
 
 
-def test_the_page_of_settings_has_every_variable_with_its_default_and_values():
-    page = Path(__file__).parents[3] / "docs" / "knobs.md"
-    lines = [line for line in page.read_text().splitlines() if line.startswith("| `VLLM_")]
+@pytest.mark.parametrize("page", ["docs/knobs.md", "packages/vllm-plugin/README.md"])
+def test_each_page_of_settings_has_every_variable_with_its_default_and_values(page):
+    text = (Path(__file__).parents[3] / page).read_text()
+    lines = [line for line in text.splitlines() if line.startswith("| `VLLM_")]
     rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
     assert {name: (default, values) for name, default, values, _ in rows} == {
         knob.name: (knob.default or "none", knob.values) for knob in KNOBS
@@ -97,7 +98,12 @@ def test_the_page_of_settings_has_every_variable_with_its_default_and_values():
 
 
 def test_a_route_and_a_sharing_that_are_none_say_what_there_is():
-    with pytest.raises(SettingError, match=r"VLLM_DRAFTER_ROUTE='arctic': expected patch or shim"):
+    with pytest.raises(SettingError, match=r"ROUTE='arctic': expected patch, custom_class or shim"):
         read_settings({"VLLM_DRAFTER_ROUTE": "arctic"})
     with pytest.raises(SettingError, match=r"'LORA': expected global, lora or none"):
         read_settings({"VLLM_DRAFTER_SHARING": "LORA"})
+
+
+def test_the_route_custom_class_cannot_tell_adapters_apart():
+    with pytest.raises(SettingError, match=r"SHARING=lora: expected global or none with .*ROUTE="):
+        read_settings({"VLLM_DRAFTER_ROUTE": "custom_class", "VLLM_DRAFTER_SHARING": "lora"})

@@ -66,6 +66,15 @@ def test_with_lora_answers_stay_with_their_adapter(sharing):
     assert answer(proposer, "same", COPYABLE[:4], lora=1) == COPYABLE[4:]
 
 
+def test_an_adapter_that_comes_while_serving_prepares_no_kernels(sharing, caplog):
+    with caplog.at_level("INFO", logger="vllm"):
+        proposer = sharing("lora")
+        assert caplog.text.count("preparing the drafter's kernels") == 1
+        answer(proposer, "first", COPYABLE, lora=1)
+    assert len(proposer.loop.siblings) == 1
+    assert caplog.text.count("preparing the drafter's kernels") == 1
+
+
 def test_with_lora_each_row_of_a_mixed_batch_gets_its_own_draft(sharing):
     proposer = sharing("lora")
     other = [value + 100 for value in COPYABLE]

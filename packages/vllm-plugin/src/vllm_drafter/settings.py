@@ -43,7 +43,8 @@ _OFF = ("0", "false", "off", "no")
 
 
 class SettingError(ValueError):
-    """A `VLLM_DRAFTER_*` variable that cannot be used: which, what is expected, what was found."""
+    """A setting that cannot be used, ours (`VLLM_DRAFTER_*`) or one of vLLM's that we read: which,
+    what is expected, what was found."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Settings:
     log_seconds: float = 60.0
     """Seconds between two lines in the log of a process that drafts; 0: no such lines."""
     route: str = "patch"
-    """How vLLM gets to our drafter: `patch` or `shim`."""
+    """How vLLM gets to our drafter: `patch`, `custom_class` or `shim`."""
     sharing: str = "global"
     """Whose answers a request may be drafted from: `global`, `lora` or `none`."""
     verify_tokens: int | None = None
@@ -159,11 +160,12 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         ROUTE,
         "patch",
-        "patch or shim",
-        "patch: our class takes the place of vLLM's. shim: vLLM is not changed; a package "
+        "patch, custom_class or shim",
+        "patch: our class takes the place of vLLM's. custom_class: vLLM is not changed, and drafts "
+        'with us by its own method="custom_class" only. shim: vLLM is not changed; a package '
         "arctic_inference is provided, for whatever imports that name, and refused where the real "
         "one is installed.",
-        _one_of("patch", "shim"),
+        _one_of("patch", "custom_class", "shim"),
     ),
     Knob(
         SHARING,
@@ -237,8 +239,13 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         )
     if settings.snapshot is not None and settings.route == "shim":
         raise SettingError(
-            f"{SNAPSHOT}={environ[SNAPSHOT]!r}: expected {ROUTE}=patch with it: with the shim "
-            "vLLM's own proposer owns the cache. Unset one of the two."
+            f"{SNAPSHOT}={environ[SNAPSHOT]!r}: expected {ROUTE}=patch or custom_class with it: "
+            "with the shim vLLM's own proposer owns the cache. Unset one of the two."
+        )
+    if settings.sharing == "lora" and settings.route == "custom_class":
+        raise SettingError(
+            f"{SHARING}=lora: expected global or none with {ROUTE}=custom_class, because vLLM "
+            f"tells a custom class of no LoRA adapter. Choose one of them, or {ROUTE}=patch."
         )
     return settings
 

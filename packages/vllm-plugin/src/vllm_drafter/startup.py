@@ -1,4 +1,4 @@
-"""What `register` does in a process: settings, surface, patches or the shim, and the stamp.
+"""What `register` does in a process: settings, surface, what the route asks for, and the stamp.
 
 Loud: whatever is not as expected is an error before vLLM is changed and before it loads a model.
 Must not import vLLM, torch or numba: it runs in every process, most of which never draft.
@@ -32,7 +32,7 @@ def start() -> None:
     fields = {
         "plugin_version": vllm_drafter.__version__,
         "route": settings.route,
-        **(_provide_shim(settings) if settings.route == "shim" else _patch()),
+        **_take(settings),
     }
     _stamp(settings, role, fields)
     # A forked process inherits what was done and never gets here; vLLM forks where it can.
@@ -46,10 +46,18 @@ def start() -> None:
     _started = True
 
 
-def _patch() -> dict[str, Any]:
-    """Check vLLM, patch it, and say what was done."""
-    version = _check_vllm()
+def _take(settings: Settings) -> dict[str, Any]:
+    """Do what the route asks for, and say what was done."""
+    if settings.route == "shim":
+        return _provide_shim(settings)
+    version = _check_vllm(settings.route)
+    if settings.route == "custom_class":
+        return {"vllm_version": version, "patched": [], "pending": []}
+    return _patch(version)
 
+
+def _patch(version: str) -> dict[str, Any]:
+    """Patch a vLLM that was checked."""
     from vllm_drafter.patches import registry
 
     report = registry.apply(version=version)
@@ -75,19 +83,21 @@ def _provide_shim(settings: Settings) -> dict[str, Any]:
     return {"vllm_version": version, "patched": [], "pending": []}
 
 
-def _check_vllm() -> str:
-    """The version of the installed vLLM, if all that we rely on is as expected."""
+def _check_vllm(route: str) -> str:
+    """The version of the installed vLLM, if all that the route relies on is as expected."""
     from drafter_compat.check import check_live, check_surface
-    from drafter_compat.surface import load_builtin_surface
     from drafter_compat.versions import installed_vllm
     from vllm_drafter.proposer import proposer_class
+    from vllm_drafter.routes import check_version, surface_of
 
     vllm = installed_vllm()
-    surface = load_builtin_surface("vllm_drafter")
+    check_version(route, vllm.version)
+    surface = surface_of(route)
     report = check_surface(surface, version=vllm.version, root=vllm.root)
     report += check_live(surface, version=vllm.version)
     report.raise_for_mismatch(turn_off=f"set {SWITCH}=0, or pip uninstall vllm-drafter")
-    proposer_class(vllm.version)
+    if route == "patch":
+        proposer_class(vllm.version)
     return vllm.version
 
 
@@ -99,7 +109,7 @@ def _stamp(settings: Settings, role: Role, fields: dict[str, Any]) -> None:
         role,
         fields["vllm_version"],
         fields["route"],
-        ", ".join(fields["patched"]) or "nothing yet",
+        ", ".join(fields["patched"]) or ("nothing yet" if fields["pending"] else "nothing"),
         ", ".join(fields["pending"]) or "nothing",
     )
     append_stamp(settings.stamps, "registered", role, **fields)
