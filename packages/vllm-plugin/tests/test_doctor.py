@@ -287,9 +287,13 @@ def test_it_says_by_which_route_the_drafts_come(site):
 
 def test_before_0_22_vllm_has_no_custom_class(empty_site):
     empty_site.add_us()
-    empty_site.add_vllm("0.21.0")
+    earlier_call = ("num_spec_tokens_to_schedule,\n", "\n")
+    empty_site.add_vllm("0.21.0", {"v1/worker/gpu_model_runner.py": earlier_call})
     _, diagnosis = doctor(empty_site)
-    assert "CustomClassProposer" not in found(diagnosis, "ok")["route"]["found"]
+    route = found(diagnosis, "ok")["route"]["found"]
+    assert route.startswith("patch, the default")
+    assert "custom_class" not in route
+    assert "CustomClassProposer" not in route
 
 
 def test_it_says_which_route_is_active_and_why(site):
