@@ -422,6 +422,37 @@ def test_a_request_without_drafts_gets_them_again_when_its_id_is_used_again(prop
     assert proposer.propose(3, batch, batch.sample({"a": COPYABLE[:2]})) == [COPYABLE[2:5]]
 
 
+class Looked(dict):
+    """Requests, and how often one was looked up."""
+
+    lookups = 0
+
+    def get(self, key, default=None):
+        self.lookups += 1
+        return super().get(key, default)
+
+
+def test_requests_that_go_on_together_are_looked_up_once(proposer):
+    batch = Batch()
+    for name in ("a", "b"):
+        batch.add(name, [*COPYABLE, 1, 2, 3])
+    proposer.propose(3, batch, batch.sample({"a": COPYABLE[:2], "b": COPYABLE[:3]}))
+    known = proposer.loop._requests = Looked(proposer.loop._requests)
+    drafts = proposer.propose(3, batch, batch.sample({"a": COPYABLE[2:4], "b": COPYABLE[3:5]}))
+    assert drafts == [COPYABLE[4:7], COPYABLE[5:8]]
+    assert known.lookups == 0
+    batch.swap("a", "b")
+    drafts = proposer.propose(3, batch, batch.sample({"a": COPYABLE[4:5], "b": COPYABLE[5:6]}))
+    assert drafts == [COPYABLE[6:9], COPYABLE[5:8]]
+    assert known.lookups == 2
+    batch.remove("b")
+    batch.add("b", [*COPYABLE, 4, 5, 6])
+    [again, other] = proposer.propose(
+        3, batch, batch.sample({"a": COPYABLE[5:6], "b": COPYABLE[:2]})
+    )
+    assert sorted([again, other]) == sorted([COPYABLE[6:9], COPYABLE[2:5]])
+
+
 class Broken:
     """A drafter whose step fails, always or for one handle."""
 

@@ -96,6 +96,18 @@ class _Request:
 
 
 @dataclass(frozen=True)
+class _Batch:
+    """Requests that step together, and mostly go on to: known again without a look at each."""
+
+    keys: Sequence[Hashable]
+    prompt_lengths: Sequence[int]
+    handles: npt.NDArray[np.int64]
+
+    def is_of(self, step: _Step) -> bool:
+        return self.keys == step.keys and self.prompt_lengths == step.prompt_lengths
+
+
+@dataclass(frozen=True)
 class _Step:
     """The arguments of `DraftLoop.step`, with the most tokens that each draft may have."""
 
@@ -150,6 +162,8 @@ class DraftLoop:
         """Held while the drafter works, because a snapshot is copied in a thread of its own."""
         self._rebuilds = 0
         self._requests: dict[Hashable, _Request] = {}
+        self._batch: _Batch | None = None
+        """The last step's, as long as its requests are the ones that run."""
         self._muted: set[Hashable] = set()
         self._drafter: SuffixDrafter | None = None
         started = time.perf_counter()
@@ -219,6 +233,7 @@ class DraftLoop:
         """End requests; what they generated stays as a source of drafts. Never raises."""
         with self._in_use:
             for key in keys:
+                self._batch = None
                 self._muted.discard(key)
                 if self._requests.pop(key, None) is not None and self._drafter is not None:
                     try:
@@ -284,7 +299,8 @@ class DraftLoop:
     # --- inside -------------------------------------------------------------
 
     def _step(self, step: _Step) -> list[list[int]]:
-        drafts: list[list[int]] = [[] for _ in step.keys]
+        if self._batch is not None and self._batch.is_of(step):
+            return self._draft(self._batch.handles, step)
         places = []
         handles = []
         for place, key in enumerate(step.keys):
@@ -294,23 +310,32 @@ class DraftLoop:
             if request is not None:
                 places.append(place)
                 handles.append(request.handle)
-        if not places:
-            return drafts
-        batch = self._call(handles, step if len(places) == len(drafts) else step.some(places))
-        for place, draft in zip(places, batch.tolist(), strict=True):
-            drafts[place] = draft
+        known = np.array(handles, dtype=np.int64)
+        if len(places) == len(step.keys):
+            self._batch = _Batch(step.keys, step.prompt_lengths, known)
+            return self._draft(known, step)
+        drafts: list[list[int]] = [[] for _ in step.keys]
+        if places:
+            for place, draft in zip(places, self._draft(known, step.some(places)), strict=True):
+                drafts[place] = draft
+        return drafts
+
+    def _draft(self, handles: npt.NDArray[np.int64], step: _Step) -> list[list[int]]:
+        """The drafts of requests that the drafter knows."""
+        batch = self._call(handles, step)
+        drafts: list[list[int]] = batch.tolist()
         self.activity.note_drafts(batch.lengths, batch.match_lengths)
         if batch.status.any():
             # Another call would overwrite the statuses.
-            for place, status in zip(places, batch.status.tolist(), strict=True):
+            for place, status in enumerate(batch.status.tolist()):
                 if status:
                     drafts[place] = self._again(step.only(place), status)
         return drafts
 
-    def _call(self, handles: Sequence[int], step: _Step) -> Any:
+    def _call(self, handles: npt.NDArray[np.int64], step: _Step) -> Any:
         assert self._drafter is not None
         return self._drafter.step(
-            np.array(handles, dtype=np.int64),
+            handles,
             step.rows,
             step.token_ids,
             step.num_tokens,
@@ -344,7 +369,7 @@ class DraftLoop:
             request = self._start(key, step.prompt(0))
             if request is None:
                 return []
-            batch = self._call([request.handle], step)
+            batch = self._call(np.array([request.handle], dtype=np.int64), step)
             status = int(batch.status[0])
             if status == 0:
                 draft: list[int] = batch.tolist()[0]
@@ -374,6 +399,7 @@ class DraftLoop:
     def _forget(self, key: Hashable) -> None:
         """Take a request, and the response cached under its id, out of the drafter."""
         assert self._drafter is not None
+        self._batch = None
         self._requests.pop(key, None)
         if key in self._drafter.active_requests:
             self._drafter.stop_request(key)
@@ -385,6 +411,7 @@ class DraftLoop:
         """Whether the drafter can be used after `fault`; if not, it is replaced or given up."""
         if self._drafter is not None and not isinstance(fault, self._fatal):
             return True
+        self._batch = None
         self._requests.clear()
         self._drafter = None
         if self._rebuilds < MAX_REBUILDS:

@@ -77,6 +77,7 @@ class SuffixProposer:
     ) -> list[list[int]]:
         """The same; `sampled` is how many tokens each row sampled."""
         drafts: list[list[int]] = [[] for _ in sampled]
+        ids = input_batch.req_ids
         running = input_batch.req_id_to_index.keys()
         for loop in self._loops.values():
             loop.retire(loop.not_running(running))
@@ -84,13 +85,15 @@ class SuffixProposer:
         for adapter, its_rows in self._by_adapter(input_batch, rows).items():
             places = np.asarray(its_rows, dtype=np.int64)
             drafted = self._loop_of(adapter).step(
-                [input_batch.req_ids[row] for row in its_rows],
+                list(map(ids.__getitem__, its_rows)),
                 places,
                 input_batch.num_prompt_tokens[places].tolist(),
                 input_batch.token_ids_cpu,
                 input_batch.num_tokens_no_spec,
                 num_speculative_tokens,
             )
+            if len(its_rows) == len(drafts):
+                return drafted
             for row, draft in zip(its_rows, drafted, strict=True):
                 drafts[row] = draft
         return drafts
@@ -119,6 +122,8 @@ class SuffixProposer:
         # The ids of a prompt given as embeddings are not in the row: what is there is someone
         # else's.
         unreadable = input_batch.req_prompt_embeds
+        if not unreadable and all(sampled):
+            return list(range(len(sampled)))
         return [row for row, count in enumerate(sampled) if count and row not in unreadable]
 
 
