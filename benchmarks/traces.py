@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -184,6 +185,11 @@ def spec_bench() -> list[Trace]:
     """One trace per Spec-Bench category with reference answers, asked twice: cold, then warm."""
     path = spec_bench_path()
     if path is None:
+        print(
+            "Spec-Bench is left out: it is not in this repository. Set "
+            f"{SPEC_BENCH_VARIABLE} to its question file (question.jsonl).",
+            file=sys.stderr,
+        )
         return []
     tokenizer = smollm2_tokenizer()
     categories: dict[str, list[Request]] = {}
