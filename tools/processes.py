@@ -9,7 +9,8 @@ compared with those of one worker without speculation. Where they differ, the la
 speculation too, and decides. Where a layout fails with us, it is tried with ngram, without us, to
 say whose failure it is.
 
-Exits 0 if outputs were identical and a proposer was built in every layout that runs; 1 if not.
+Exits 0 if each layout was as `LAYOUTS` expects it: these processes registered, these proposers were
+built, outputs were identical and drafts accepted, or vLLM refused it with this error. 1 if not.
 """
 
 from __future__ import annotations
@@ -58,19 +59,48 @@ class Layout:
     name: str
     engine: dict[str, Any]
     """Keyword arguments of `EngineArgs`."""
+    registered: dict[str, int] = field(default_factory=dict)
+    """How many processes of each role register the plugin."""
+    proposers: tuple[str, ...] = ()
+    """Role and rank of each process that builds a proposer."""
+    fails_with: str = ""
+    """What vLLM's error says, with ngram too, where it does not speculate in this layout."""
     server: bool = False
     """Whether it is started as a server: an engine does not do data parallelism by itself."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
+ONE_WORKER = {"front end": 1, "EngineCore": 1, "worker": 1}
+TWO_WORKERS = {"front end": 1, "EngineCore": 1, "worker": 2}
 LAYOUTS = (
-    Layout("one worker", {}),
-    Layout("tensor parallel, 2", {"tensor_parallel_size": 2}, environment=TWO_CORES),
-    Layout("pipeline parallel, 2", {"pipeline_parallel_size": 2}, environment=TWO_CORES),
+    Layout("one worker", {}, ONE_WORKER, ("worker 0",)),
     Layout(
-        "server, data parallel, 2", {"data_parallel_size": 2}, server=True, environment=TWO_CORES
+        "tensor parallel, 2",
+        {"tensor_parallel_size": 2},
+        TWO_WORKERS,
+        ("worker 0", "worker 1"),
+        environment=TWO_CORES,
+    ),
+    Layout(
+        "pipeline parallel, 2",
+        {"pipeline_parallel_size": 2},
+        TWO_WORKERS,
+        ("worker 1",),
+        fails_with="'CPUModelRunner' object has no attribute 'drafter'",
+        environment=TWO_CORES,
+    ),
+    Layout(
+        "server, data parallel, 2",
+        {"data_parallel_size": 2},
+        {"API server": 1, "EngineCore": 2, "worker": 2},
+        ("worker 0", "worker 0"),
+        server=True,
+        environment=TWO_CORES,
     ),
 )
+IDENTICAL, OF_ITS_OWN = "identical", "identical, and not those of one worker"
+DIFFERENT, OURS = "DIFFERENT", "FAILS WITH US"
+VLLM_S = "vLLM does not speculate here, with ngram and without us neither"
 
 
 @dataclass(frozen=True)
@@ -80,6 +110,8 @@ class Run:
     answers: list[Any] | None
     """One answer per prompt, or None if the engine did not run."""
     stamps: list[dict[str, Any]]
+    accepted: int = 0
+    """Draft tokens that vLLM counted as accepted."""
     error: str = ""
     """The last error in its log."""
 
@@ -98,9 +130,10 @@ def run(layout: Layout, speculation: dict[str, Any] | None, folder: Path) -> Run
     done, result = start_engine(folder, engine, [job], **changes)
     stamps = read_stamps(folder / "stamps.jsonl")
     if done.returncode != 0:
-        return Run(None, stamps, _last_error(done.stdout))
-    tokens = json.loads(result.read_text())["runs"]["all"]["token_ids"]
-    return Run([tokens[str(place)] for place in range(len(PROMPTS))], stamps)
+        return Run(None, stamps, error=_last_error(done.stdout))
+    said = json.loads(result.read_text())["runs"]["all"]
+    answers = [said["token_ids"][str(place)] for place in range(len(PROMPTS))]
+    return Run(answers, stamps, said["counters"]["accepted_tokens"])
 
 
 def _serve(folder: Path, model: str, engine: dict[str, Any], changes: dict[str, str]) -> Run:
@@ -111,11 +144,12 @@ def _serve(folder: Path, model: str, engine: dict[str, Any], changes: dict[str, 
     try:
         server = start_server(folder, model, *arguments, **changes)
     except AssertionError as error:
-        return Run(None, read_stamps(folder / "stamps.jsonl"), _last_error(str(error)))
+        return Run(None, read_stamps(folder / "stamps.jsonl"), error=_last_error(str(error)))
     try:
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda prompt: _ask(server.url, prompt), PROMPTS))
-        return Run(answers, server.stamps)
+        accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        return Run(answers, server.stamps, int(accepted))
     finally:
         server.stop()
 
@@ -150,13 +184,13 @@ def observe(layout: Layout, folder: Path, reference: list[Any]) -> dict[str, Any
     """
     place = _place(layout, folder)
     drafting = run(layout, SUFFIX, place / "drafting")
-    outcome = "identical"
+    outcome = IDENTICAL
     if drafting.answers is None:
         outcome = _whose_failure(layout, place)
     elif drafting.answers != reference:
         plain = run(layout, None, place / "plain")
         same = plain.answers == drafting.answers
-        outcome = "identical, and not those of one worker" if same else "DIFFERENT"
+        outcome = OF_ITS_OWN if same else DIFFERENT
     registered = [s for s in drafting.stamps if s["event"] == "registered"]
     proposers = [s for s in drafting.stamps if s["event"] == "proposer"]
     return {
@@ -165,15 +199,39 @@ def observe(layout: Layout, folder: Path, reference: list[Any]) -> dict[str, Any
         "forked": sum(bool(s.get("forked")) for s in registered),
         "processes": len({s["pid"] for s in registered}),
         "proposers": sorted(f"{s['role']} {s['rank']}" for s in proposers),
+        "accepted": drafting.accepted,
         "outcome": outcome,
         "error": drafting.error,
     }
 
 
+def unexpected(layout: Layout, row: dict[str, Any]) -> list[str]:
+    """What `observe` saw of a layout that is not as the layout expects it, a sentence each."""
+    found = [
+        f"{what}: expected {expected}, found {row[what]}"
+        for what, expected in (
+            ("registered", layout.registered),
+            ("proposers", list(layout.proposers)),
+        )
+        if row[what] != expected
+    ]
+    if layout.fails_with:
+        if row["outcome"] != VLLM_S:
+            found.append(f"outcome: expected {VLLM_S!r}, found {row['outcome']!r}")
+        if layout.fails_with not in row["error"]:
+            found.append(f"error: expected {layout.fails_with!r} in it, found {row['error']!r}")
+        return found
+    if row["outcome"] not in (IDENTICAL, OF_ITS_OWN):
+        found.append(f"outcome: expected identical outputs, found {row['outcome']!r}")
+    if not row["accepted"]:
+        found.append("accepted: expected draft tokens to be accepted, found none")
+    return found
+
+
 def _whose_failure(layout: Layout, place: Path) -> str:
     if run(layout, NGRAM, place / "ngram").answers is None:
-        return "vLLM does not speculate here, with ngram and without us neither"
-    return "FAILS WITH US"
+        return VLLM_S
+    return OURS
 
 
 def _place(layout: Layout, folder: Path) -> Path:
@@ -216,14 +274,15 @@ def call_sites() -> dict[str, list[str]]:
 def seen_section(version: str, seen: list[dict[str, Any]]) -> str:
     """What was seen, for the page."""
     lines = [f"On vLLM {version}, CPU:", ""]
-    lines += ["| layout | processes that registered | proposers | outputs |"]
-    lines += ["| --- | --- | --- | --- |"]
+    lines += ["| layout | processes that registered | proposers | accepted tokens | outputs |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
     notes = []
     for row in seen:
         roles = ", ".join(f"{count} {role}" for role, count in row["registered"].items())
         built = ", ".join(row["proposers"]) or "none"
         lines.append(
-            f"| {row['layout']} | {row['processes']}: {roles} | {built} | {row['outcome']} |"
+            f"| {row['layout']} | {row['processes']}: {roles} | {built} | {row['accepted']:,} "
+            f"| {row['outcome']} |"
         )
         if row["error"]:
             notes.append(f"{row['layout']}: `{row['error']}`")
@@ -273,27 +332,21 @@ def main() -> int:
     if reference is None:
         print(f"FAILED: no engine runs here; see {folder}", file=sys.stderr)
         return 1
-    seen = []
+    seen, wrong = [], []
     for layout in LAYOUTS:
         if options.only and options.only not in layout.name:
             continue
         print(f"{layout.name}: an engine or more, a minute or two each ...", flush=True)
         seen.append(observe(layout, folder, reference))
         print(f"  {json.dumps(seen[-1])}", flush=True)
-    if options.only:
-        return 0
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "seen.json").write_text(json.dumps(seen, indent=2) + "\n")
-    if options.page:
-        put(options.page, "seen", seen_section(version, seen))
-    wrong = [
-        row["layout"]
-        for row in seen
-        if row["outcome"].isupper()
-        or (row["outcome"].startswith("identical") and not row["proposers"])
-    ]
-    for name in wrong:
-        print(f"FAILED: {name}: see {options.output / 'seen.json'}", file=sys.stderr)
+        wrong += [f"{layout.name}: {what}" for what in unexpected(layout, seen[-1])]
+    if not options.only:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "seen.json").write_text(json.dumps(seen, indent=2) + "\n")
+        if options.page:
+            put(options.page, "seen", seen_section(version, seen))
+    for sentence in wrong:
+        print(f"FAILED: {sentence}; logs in {folder}", file=sys.stderr)
     return 1 if wrong else 0
 
 
