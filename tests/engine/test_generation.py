@@ -40,9 +40,10 @@ def test_aborted_requests_leave_the_others_as_they_were(plain, drafting):
         assert length < len(expected[place][0])
 
 
-def test_seeded_sampling_at_temperature_0_8_accepts_drafts(drafting):
+def test_drafts_are_accepted_at_temperature_0_8_and_every_request_is_answered(drafting):
     run = drafting.runs["sampled"]
     assert len(run["token_ids"]) == len(SAMPLED)
+    assert all(len(tokens) > 0 for [tokens] in run["token_ids"].values())
     assert all(reason in ("stop", "length") for [reason] in run["finish_reasons"].values())
     assert run["counters"]["accepted_tokens"] > 0
 

@@ -91,7 +91,8 @@ def pair(request, folder, tiny, plain) -> Pair:
     changes = {"enable_prefix_caching": caching, "speculative_config": speculation}
     engine = {"model": tiny, **CROWDED, **changes}
     pair = Pair(plain, *run_traffic(folder / f"crowded-{request.param}", engine, PHASES))
-    request.config.stash[TABLE] += [f"{request.param}:", HEAD, *map(pair.row, PHASES)]
+    rows = [pair.row(*phase) for phase in PHASES.items()]
+    request.config.stash[TABLE] += [f"{request.param}:", HEAD, *rows]
     return pair
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from engines import SUFFIX
-from traffic import Pair, Phase, run_pair, run_traffic
+from traffic import HEAD, TABLE, Pair, Phase, run_pair, run_traffic
 
 RANK = 8
 REQUESTS = 8
@@ -79,18 +79,24 @@ def traffic(folder, tiny) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def pair(folder, traffic) -> Pair:
-    return run_pair(folder / "lora", traffic["engine"], traffic["phases"])
+def pair(request, folder, traffic) -> Pair:
+    pair = run_pair(folder / "lora", traffic["engine"], traffic["phases"])
+    rows = [pair.row(*phase) for phase in traffic["phases"].items()]
+    request.config.stash[TABLE] += ["adapters, answers shared by all:", HEAD, *rows]
+    return pair
 
 
 @pytest.fixture(scope="module")
-def apart(folder, traffic) -> dict[str, Phase]:
+def apart(request, folder, traffic, pair) -> dict[str, Phase]:
     """The same, and answers are shared only among those who ask for the same adapter."""
     engine = {**traffic["engine"], "speculative_config": SUFFIX}
     phases, log = run_traffic(
         folder / "apart", engine, traffic["phases"], VLLM_DRAFTER_SHARING="lora"
     )
     assert "a fault while drafting" not in log
+    kept_apart = Pair(pair.plain, phases, log)
+    rows = [kept_apart.row(*phase) for phase in traffic["phases"].items()]
+    request.config.stash[TABLE] += ["adapters, answers kept apart by adapter:", HEAD, *rows]
     return phases
 
 

@@ -32,6 +32,7 @@ PHASES = {
         *ask(COPIES, "sampled ", n=2, **ONLY_THE_BEST),
         *FREE,
     ],
+    "at a temperature": FREE,
 }
 
 
@@ -52,10 +53,17 @@ def test_greedy_requests_beside_requests_at_a_temperature_say_the_same(pair):
     pair.check("beside greedy", "text", but=[request["key"] for request in FREE])
 
 
-def test_requests_at_a_temperature_are_drafted_for_and_answered(pair):
-    for request in FREE:
-        assert [len(one["token_ids"]) > 0 for one in pair.drafting["beside greedy"].samples[
-            request["key"]]] == [True, True]  # fmt: skip
+@pytest.mark.parametrize("phase", ["beside greedy", "at a temperature"])
+def test_both_samples_of_requests_at_a_temperature_are_answered(pair, phase):
+    samples = pair.drafting[phase].samples
+    answered = [[len(one["token_ids"]) > 0 for one in samples[request["key"]]] for request in FREE]
+    assert answered == [[True, True]] * len(FREE)
+
+
+def test_requests_at_a_temperature_are_drafted_for(pair):
+    # No greedy request is in this phase, whose drafts would be counted too.
+    phase = pair.drafting["at a temperature"]
+    assert 0 < phase.accepted <= phase.drafted
 
 
 def test_nothing_went_wrong_while_drafting(pair):

@@ -67,15 +67,27 @@ class Pair:
     drafting: dict[str, Phase]
     log: str
 
-    def row(self, name: str) -> str:
-        """The row of docs/traffic.md about a phase."""
+    def row(self, name: str, requests: Sequence[Request]) -> str:
+        """The row of docs/traffic.md about a phase, in which these requests were asked.
+
+        Those that are aborted end where the step ends that brings them to their length, which is a
+        longer one with drafts: they are compared up to where the shorter answer ends.
+        """
         plain, drafting = self.plain[name], self.drafting[name]
         expected, found = plain.told("token_ids"), drafting.told("token_ids")
-        same = sum(found[key] == expected[key] for key in expected)
+        aborted = {request["key"] for request in requests if "abort_after" in request}
+        same = sum(
+            up_to_there(expected[key], found[key])
+            if key in aborted
+            else expected[key] == found[key]
+            for key in expected
+        )
+        where = ", the aborted up to there" if aborted else ""
         return (
-            f"| {name} | {same} of {len(expected)} "
-            f"| {plain.preemptions}, {drafting.preemptions} | {plain.steps}, {drafting.steps} "
-            f"| {drafting.drafted}, {drafting.accepted} |"
+            f"| {name} | {same:,} of {len(expected):,}{where} "
+            f"| {plain.preemptions:,}, {drafting.preemptions:,} "
+            f"| {plain.steps:,}, {drafting.steps:,} "
+            f"| {drafting.drafted:,}, {drafting.accepted:,} |"
         )
 
     def check(self, phase: str, *names: str, but: Sequence[str] = ()) -> None:
@@ -93,6 +105,18 @@ class Pair:
         assert all(all(sample[0] for sample in samples) for samples in found.values())
         assert self.drafting[phase].accepted > 0
         assert self.plain[phase].accepted == 0
+
+
+def up_to_there(plain: list[list[list[int]]], drafting: list[list[list[int]]]) -> bool:
+    """Whether the samples of a request begin the same, and none of them is empty.
+
+    Both: for each sample a list of one item, its token ids.
+    """
+    return len(plain) == len(drafting) and all(
+        min(len(one), len(other)) > 0
+        and all(token == same for token, same in zip(one, other, strict=False))
+        for [one], [other] in zip(plain, drafting, strict=True)
+    )
 
 
 def run_pair(
