@@ -72,7 +72,6 @@ Traces = Annotated[
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="A tokenizer.json, or the directory of a model that has one.")
 ]
-Depth = Annotated[int, typer.Option(min=2, max=4096, help="Longest match plus draft, in tokens.")]
 Cached = Annotated[
     int,
     typer.Option(
@@ -96,23 +95,32 @@ def build(
     traces: Traces,
     output: Annotated[Path, typer.Option("-o", "--output", help="The snapshot to write.")],
     tokenizer: TokenizerOption = None,
+    max_depth: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="Tokens kept of the end of each prompt: what the server has as its depth.",
+        ),
+    ] = 24,
     max_cached_requests: Cached = 10_000,
     as_json: Json = False,
 ) -> None:
     """Make a snapshot from past responses, so that a server starts with a warm cache.
 
-    It holds the texts of the responses, the last --max-cached-requests of them.
+    It holds the texts of the responses, the last --max-cached-requests of them, and the end of the
+    prompt of each, by which the same question finds the same answer.
 
     Example: drafter-core build responses.jsonl --tokenizer ./model -o warm.snapshot
     """
     _check_output(output, "--output", traces, renamed=True)
     requests, skipped = _read(traces, tokenizer)
-    drafter = SuffixDrafter(2, max_cached_requests)  # a snapshot holds texts: any depth will do
+    drafter = SuffixDrafter(max_depth, max_cached_requests)
     try:
         with _progress() as progress:
             for number, request in enumerate(progress.track(requests, description="inserting")):
                 name = f"{traces.name}:{request.line}:{number}"
-                drafter.start_request(name, request.prompt[:0])
+                drafter.start_request(name, request.prompt[-max_depth:])  # no more of it is kept
                 drafter.append(name, request.response)
                 drafter.stop_request(name)
         drafter.save(output)
@@ -135,7 +143,7 @@ def build(
     _say_skipped(console, skipped)
     console.print(
         f"{escape(str(output))}: {stats.cached_requests:,} responses, "
-        f"{stats.cached_tokens:,} tokens, {report['bytes']:,} bytes"
+        f"{stats.cached_tokens:,} tokens with the ends of prompts, {report['bytes']:,} bytes"
     )
 
 
@@ -148,21 +156,34 @@ def simulate(
     ] = Mode.default,
     batch: Annotated[int, typer.Option(min=1, max=65_536, help="Requests that run at once.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, max=4096, help="Longest draft.")] = 24,
-    max_depth: Depth = 24,
+    max_depth: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            max=4096,
+            help="Exact mode: most tokens of a match and its draft together. Default mode: a match "
+            "is shorter than this, and its draft may go on beyond.",
+        ),
+    ] = 24,
     max_cached_requests: Cached = 10_000,
     max_spec_factor: Annotated[
         float,
         typer.Option(
             min=0.0,
             max=4096.0,
-            help="A match of m tokens drafts at most this times m.",
+            help="A match of m tokens drafts at most this times m; in default mode more while that "
+            "is at least 0.8 times as probable as drafted tokens have been right of late.",
             callback=_finite,
         ),
     ] = 1.0,
     min_token_prob: Annotated[
         float,
         typer.Option(
-            min=0.0, max=1.0, help="Least estimated probability of a draft.", callback=_finite
+            min=0.0,
+            max=1.0,
+            help="A draft ends before its probability falls below this; in default mode, below "
+            "half of this.",
+            callback=_finite,
         ),
     ] = 0.1,
     budget: Annotated[
@@ -242,7 +263,11 @@ def simulate(
             "--max-cached-requests"
         )
     costs = CostModel(step_ms, verify_us)
-    report = _report(outcome, costs, settings, mode, skipped)
+    cache = {
+        "mode": mode.value, "max_depth": max_depth, "max_cached_requests": max_cached_requests,
+        "verify_tokens": verify_tokens, "snapshot": None if snapshot is None else str(snapshot),
+    }  # fmt: skip
+    report = _report(outcome, costs, {**asdict(settings), **cache}, skipped)
     if as_json:
         _print_json(report)
     else:
@@ -322,12 +347,12 @@ def _lines(path: Path, progress: Progress) -> Iterator[str]:
 
 
 def _report(
-    outcome: Outcome, costs: CostModel, settings: ReplaySettings, mode: Mode, skipped: list[Skipped]
+    outcome: Outcome, costs: CostModel, settings: dict[str, Any], skipped: list[Skipped]
 ) -> dict[str, Any]:
     """Everything that was measured, as JSON."""
     times = np.array(outcome.step_microseconds or [0.0])
     return {
-        "settings": {**asdict(settings), "mode": mode.value, "max_depth": outcome.max_depth},
+        "settings": settings,
         "requests": outcome.requests,
         "prompt_tokens": outcome.prompt_tokens,
         "response_tokens": outcome.response_tokens,
@@ -358,6 +383,7 @@ def _report(
             "p99": float(np.percentile(times, 99)),
             "max": float(times.max()),
         },
+        "start_and_end_us_per_request": outcome.turnover_seconds * 1e6 / max(1, outcome.requests),
         "draft_us_per_request": outcome.draft_seconds * 1e6 / max(1, outcome.request_steps),
         "memory": {
             "bytes": outcome.bytes_in_use,
@@ -389,6 +415,7 @@ def _show(
         f"({outcome.acceptance_rate:.1%})",
         "steps": f"{outcome.steps:,} instead of {outcome.plain_steps:,}",
         "drafting a step": f"{cost['median']:.0f} µs (99 %: {cost['p99']:.0f} µs)",
+        "starting and ending requests": f"{report['start_and_end_us_per_request']:.0f} µs each",
         "memory": f"{memory['bytes'] / 1e6:.1f} MB for {memory['cached_tokens']:,} cached tokens",
         "expected speed-up": f"[bold]{costs['speed_up']:.2f}[/bold] at {costs['step_ms']:g} ms a "
         f"step and {costs['verify_us']:g} µs a verified token",

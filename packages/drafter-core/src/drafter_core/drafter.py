@@ -148,15 +148,23 @@ class SuffixDrafter:
     """Drafts from what requests contained and what was answered before.
 
     Args:
-        max_depth: longest match plus draft, in tokens; 1 to 4096.
+        max_depth: 1 to 4096 tokens. In exact mode a match and its draft together are at most this
+            long. In default mode a match is shorter than this, and its draft may go on beyond; this
+            many tokens of the end of a prompt are kept with its response.
         max_cached_requests: how many responses the global tree holds, running ones included. The
             one started first goes first. 0: no global tree. -1: no limit.
         exact: draft exactly what arctic-inference 0.3.0 drafts: among successors that occur equally
             often in the order that their history gave them there, and never on a match as long as
-            the whole context. Slower, and larger by 10 %.
+            the whole context. A tenth larger. Measured (docs/bench-core.md), a step with the same
+            tokens takes 0.9 to 1.1 times as long as in default mode with an empty cache, 1.2 to
+            1.5 times with five million cached tokens.
         verify_tokens: how many tokens in a forward pass take as long as the pass itself. A step
             then drafts no more than pays, fewer for each request the more requests there are; see
             docs/acceptance.md. None: what is drafted for a request does not depend on the others.
+
+    Raises:
+        BadSetting: a setting outside of its range or no whole number, or `verify_tokens` with
+            `exact`.
 
     Not thread-safe: one drafter belongs to one thread.
     """
@@ -257,7 +265,7 @@ class SuffixDrafter:
 
     @property
     def max_depth(self) -> int:
-        """Longest match plus draft, in tokens."""
+        """As given: tokens of match plus draft in exact mode; in default mode, above any match."""
         return self._max_depth
 
     @property
@@ -276,7 +284,11 @@ class SuffixDrafter:
         return self._sequences.keys()
 
     def handle(self, request_id: Hashable) -> int:
-        """The handle of an active request, as `step` takes it; valid until the request stops."""
+        """The handle of an active request, as `step` takes it; valid until the request stops.
+
+        Raises:
+            UnknownRequest: the request is not active.
+        """
         return self._active(request_id)
 
     def handles(self, request_ids: Collection[Hashable]) -> NDArray[np.int64]:
@@ -292,7 +304,11 @@ class SuffixDrafter:
             raise UnknownRequest(error.args[0], "active") from None
 
     def tokens_fed(self, request_id: Hashable) -> int:
-        """How many tokens (prompt and response) an active request has been given."""
+        """How many tokens (prompt and response) an active request has been given.
+
+        Raises:
+            UnknownRequest: the request is not active.
+        """
         return int(self._tables.trees[self._active(request_id), k.R_FED])
 
     def stats(self) -> DrafterStats:
@@ -328,15 +344,16 @@ class SuffixDrafter:
         Raises:
             RequestActive: the id is active already.
             BadTokenId: the prompt holds something that is no token id; nothing was started.
-            CapacityExhausted: too many requests are active, or responses cached; nothing was
-                started.
+            CapacityExhausted: too many requests are active, or responses cached, or there is no
+                memory for the prompt; nothing was started. What was evicted stays so.
+            CorruptState: a bug, found while a response was evicted; see there.
         """
         if request_id in self._handles:
             raise RequestActive(request_id)
         tokens = _checked(prompt)
+        length = self._put_text(tokens)
         handle, sequence = self._take_places(self._max_cached != 0)
         # The prompt goes into the request's own tree only: it need not wait for the evictions.
-        length = self._put_text(tokens)
         fed = self._run(k.START, handle, sequence, 0, length)
         if fed < 0:
             self._free_handles.append(handle)
@@ -351,7 +368,14 @@ class SuffixDrafter:
             self._sequences[request_id] = sequence
         self._handles[request_id] = handle
         if fed < length:
-            self._feed(handle, tokens, fed, _PROMPT)
+            try:
+                self._feed(handle, tokens, fed, _PROMPT)
+            except MemoryError:
+                self._end(self._handles.pop(request_id))
+                if sequence >= 0:
+                    del self._sequences[request_id]
+                    self._free_sequences.append(sequence)
+                raise
         return handle
 
     def append(self, request_id: Hashable, tokens: Tokens) -> None:
@@ -360,6 +384,8 @@ class SuffixDrafter:
         Raises:
             UnknownRequest: the request is not active.
             BadTokenId: one of the tokens is no token id; none was added.
+            CapacityExhausted: there is no memory for all of them; those that fitted were added.
+            CorruptState: a bug, found while a response was evicted; see there.
         """
         if self._leaving:
             self._evict_some(_EVICTED_PER_CALL)
@@ -378,13 +404,17 @@ class SuffixDrafter:
         Args:
             request_id: an active request.
             max_tokens: longest draft.
-            max_spec_factor: at most `max_spec_factor * match_length + max_spec_offset` tokens
-                rest on a match.
+            max_spec_factor: a match of m tokens drafts at most
+                `max_spec_factor * m + max_spec_offset` tokens. In default mode, where that is one
+                at least, its draft goes on beyond while its probability is at least 0.8 times the
+                share of drafted tokens that were right of late (0.5 in a new drafter).
             max_spec_offset: see max_spec_factor.
-            min_token_prob: the draft ends before the probability of its path falls below this.
+            min_token_prob: a draft ends before its probability falls below this; in default mode,
+                below half of this.
 
         Raises:
             UnknownRequest: the request is not active.
+            BadSetting: `max_tokens` is no whole number, or another setting no number.
         """
         handle = self._active(request_id)
         return self._speculate(
@@ -418,7 +448,8 @@ class SuffixDrafter:
         Raises:
             UnknownRequest: the request is not active.
             BadTokenId: the context holds something that is no token id.
-            BadSetting: `use_tree_spec` without `exact`.
+            BadSetting: `use_tree_spec` without `exact`, `max_tokens` that is no whole number, or
+                another setting that is no number.
         """
         if use_tree_spec and not self._exact:
             raise BadSetting("use_tree_spec needs a drafter made with exact=True")
@@ -453,6 +484,7 @@ class SuffixDrafter:
 
         Raises:
             UnknownRequest: there is no cached response of this id.
+            CorruptState: a bug: the cache does not hold what it should. Build a new drafter.
         """
         self._evict(request_id, _EVICTED_AT_ONCE)
 
@@ -479,7 +511,7 @@ class SuffixDrafter:
             How many responses it holds. The file is replaced in one go.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be written; one that was there is as it was.
         """
         texts = [self._text(sequence) for sequence in self._sequences.values()]
         texts = [text for text in texts if len(text)]
@@ -498,21 +530,36 @@ class SuffixDrafter:
         Raises:
             SnapshotError: the file is no snapshot, damaged or newer; nothing was added.
             OSError: the file cannot be read; nothing was added.
+            CapacityExhausted: there is no memory for them, or no place among the active requests;
+                nothing was added.
         """
         texts = read_snapshot(path)
         if self._max_cached >= 0:
             room = max(self._max_cached - len(self._sequences), 0)
             texts = texts[max(len(texts) - room, 0) :]
-        for text in texts:
-            if self._exact:  # which has no use for the ends of prompts
-                text = text[(text >= k.LEAD).cumprod().sum() :]
-            handle, sequence = self._take_places(True)
-            self._run(k.START, handle, sequence)
-            self._feed(handle, text, 0, _GLOBAL_ONLY)
-            self._end(handle)
-            self._sequences[RestoredResponse(self._restored)] = sequence
-            self._restored += 1
+        cached, evicted = len(self._sequences), self._evicted
+        try:
+            for text in texts:
+                self._restore(text)
+        except MemoryError:
+            for restored in list(self._sequences)[cached:]:
+                self._evict(restored, _MAX_ROWS)
+            self._evicted = evicted
+            raise
         return len(texts)
+
+    def _restore(self, text: NDArray[np.int32]) -> None:
+        """Add a response of a snapshot, or as much of it as there is memory for."""
+        if self._exact:  # which has no use for the ends of prompts
+            text = text[(text >= k.LEAD).cumprod().sum() :]
+        handle, sequence = self._take_places(True)
+        self._run(k.START, handle, sequence)
+        self._sequences[RestoredResponse(self._restored)] = sequence
+        self._restored += 1
+        try:
+            self._feed(handle, text, 0, _GLOBAL_ONLY)
+        finally:
+            self._end(handle)
 
     def _text(self, sequence: int) -> NDArray[np.int32]:
         """The tokens of a cached response."""
@@ -560,14 +607,26 @@ class SuffixDrafter:
         Returns:
             The drafts; see `BatchDraft.status` for requests that could not be served. They were
             fed nothing and the others are not affected.
+
+        Raises:
+            BadSetting: an array of another shape or of no integers, `max_tokens` or `budget` that
+                is no whole number, or another setting that is no number; no request was fed.
+            CapacityExhausted: there is no memory for what is new; the requests up to the one that
+                did not fit were fed, and the next step goes on from there.
+            CorruptState: a bug, found while a response was evicted; see there.
         """
         n = len(handles)
+        if budget is not None:
+            budget = _whole("budget", budget)
         plan = (n, max_tokens, max_spec_factor, max_spec_offset, min_token_prob)
         self._prepare(plan, rows, token_ids, num_tokens)
-        if n == 1:  # twice as fast as a slice
-            self._inputs.handle_view[0] = handles[0]
-        else:
-            self._inputs.handles[:n] = handles
+        try:
+            if n == 1:  # twice as fast as a slice
+                self._inputs.handle_view[0] = handles[0]
+            else:
+                self._inputs.handles[:n] = handles
+        except (TypeError, ValueError, OverflowError) as error:
+            raise BadSetting(f"handles are integers from start_request: {error}") from None
         batch = self._step(n).batch(n)
         if budget is not None:
             _spend(batch, budget)
@@ -591,6 +650,7 @@ class SuffixDrafter:
 
         Raises:
             UnknownRequest: one of them is not active; no request was fed.
+            BadSetting, CapacityExhausted, CorruptState: as in `step`.
         """
         n = len(request_ids)
         plan = (n, max_tokens, max_spec_factor, max_spec_offset, min_token_prob)
@@ -641,14 +701,20 @@ class SuffixDrafter:
             self._use_inputs(_Inputs(2 * n))
         self._plan = None  # until all of it was found to be right
         self._bind(n, rows, token_ids, num_tokens)
+        settings = _numbers(factor, offset, min_prob)
+        slope = _bounded(settings[0]), _bounded(settings[1])
+        limits = self._inputs.limits
         for_each = np.ndim(max_tokens) > 0
-        if for_each and len(max_tokens) < n:
-            raise BadSetting(f"{n} handles need as many max_tokens, not {len(max_tokens)}")
-        self._inputs.limits[:n] = np.clip(max_tokens[:n] if for_each else max_tokens, 0, _LONGEST)
-        slope = float(_bounded(factor)), float(_bounded(offset))
+        if for_each:
+            each = _as(np.int32, "max_tokens", max_tokens)
+            if each.ndim != 1 or len(each) < n:
+                raise BadSetting(f"{n} handles need as many max_tokens, not {each.shape}")
+            limits[:n] = each[:n].clip(0, _LONGEST)
+        else:
+            limits[:n] = min(max(_whole("max_tokens", max_tokens), 0), _LONGEST)
         if slope != self._settings[:2]:
             self._header[k.G_WIDEST] = -1
-        self._settings = (*slope, float(min_prob))
+        self._settings = (*slope, settings[2])
         self._called = -1
         self._plan = None if for_each else plan
 
@@ -795,6 +861,7 @@ class SuffixDrafter:
         min_prob: float, as_tree: bool,
     ) -> TreeDraft:  # fmt: skip
         """Draft for one request after its own tokens (known -1), or those of the context."""
+        factor, offset, min_prob = _numbers(factor, offset, min_prob)
         width = self._width(_whole("max_tokens", max_tokens), factor, offset)
         if self._row.shape[1] < width:
             self._row = _Output(1, width)
@@ -804,7 +871,7 @@ class SuffixDrafter:
             self._write_to(self._row)
         if not self._exact:
             factor, offset = _bounded(factor), _bounded(offset)
-        settings = (float(factor), float(offset), float(min_prob))
+        settings = (factor, offset, min_prob)
         while not self._run(k.SPECULATE, handle, known, width, int(as_tree), settings):
             self._use_scratch(_Scratch(self._scratch.width, 4 * self._scratch.heap))
         row = self._row
@@ -887,6 +954,10 @@ def warm_up(*, exact: bool = False) -> None:
 
     With an empty cache this takes seconds, else a fraction of one. The cache is beside the package,
     or in the user's cache directory where that cannot be written; `NUMBA_CACHE_DIR` overrides both.
+
+    Args:
+        exact: the kernels of exact mode, which `drafter_core.suffix_decoding` uses too, instead of
+            those of the default mode. A program that uses both modes calls it for each.
     """
     SuffixDrafter(max_depth=1, max_cached_requests=0, exact=exact)
 
@@ -1058,6 +1129,21 @@ def _whole(name: str, value: Any) -> int:
         return index(value)
     except TypeError:
         raise BadSetting(f"{name} is a whole number, not {value!r}") from None
+
+
+def _numbers(factor: Any, offset: Any, min_prob: Any) -> tuple[float, float, float]:
+    """The settings of a draft that need not be whole."""
+    if type(factor) is type(offset) is type(min_prob) is float:
+        return factor, offset, min_prob
+    given = {"max_spec_factor": factor, "max_spec_offset": offset, "min_token_prob": min_prob}
+    for name, value in given.items():
+        try:
+            if isinstance(value, (str, bytes)):  # float would read a number in it
+                raise TypeError
+            given[name] = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise BadSetting(f"{name} is a number, not {value!r}") from None
+    return given["max_spec_factor"], given["max_spec_offset"], given["min_token_prob"]
 
 
 def _checked(tokens: Tokens) -> NDArray[Any]:

@@ -71,6 +71,8 @@ def _summary(outcome: Outcome, report: dict[str, Any]) -> str:
         f"({outcome.acceptance_rate:.1%})",
         "Steps": f"{outcome.steps:,} instead of {outcome.plain_steps:,}",
         "Requests": f"{outcome.requests:,}, {outcome.response_tokens:,} response tokens",
+        "Drafting": f"{report['draft_us_per_step']['median']:.0f} µs a step (median)",
+        "Starting and ending requests": f"{report['start_and_end_us_per_request']:.0f} µs each",
         "Memory": f"{outcome.bytes_in_use / 1e6:.1f} MB, {outcome.cached_tokens:,} cached tokens",
         "Settings": ", ".join(f"{key} {value}" for key, value in settings.items()),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from typing import Protocol
@@ -79,6 +80,9 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     draft_seconds: float = 0.0
+    """Processor time to append and draft, of all steps."""
+    turnover_seconds: float = 0.0
+    """Processor time to start and end requests: read prompts, evict, append what came last."""
     drafted_at: NDArray[np.int64] = field(init=False)
     """int64 [max_tokens]: drafts that reached this position."""
     accepted_at: NDArray[np.int64] = field(init=False)
@@ -118,9 +122,10 @@ class Outcome:
     def speed_up(self, costs: CostModel) -> float:
         """How many times sooner the requests are done than without drafts, drafting included."""
         plain = self.plain_steps * costs.step_ms
-        drafting = self.draft_seconds * 1000 + self.drafted * costs.verify_us / 1000
-        with_drafts = self.steps * costs.step_ms + drafting
-        return plain / with_drafts if with_drafts else 1.0
+        drafting = (self.draft_seconds + self.turnover_seconds) * 1000
+        verifying = self.drafted * costs.verify_us / 1000
+        with_drafts = self.steps * costs.step_ms + verifying + drafting
+        return plain / with_drafts if plain else 1.0  # where nothing takes a step
 
 
 @dataclass
@@ -202,8 +207,10 @@ class _Board:
             row = self.running.pop(index)
             name = (self.ids, row.name)
             # A runner appends the last tokens too: it drafts before it learns that all is said.
-            self.drafter.append(name, row.tokens[self.drafter.tokens_fed(name) :])
-            self.drafter.stop_request(name)
+            last = row.tokens[self.drafter.tokens_fed(name) :]
+            with self._turnover():
+                self.drafter.append(name, last)
+                self.drafter.stop_request(name)
             self.free.append(index)
         changed = bool(self.finished)
         self.finished.clear()
@@ -215,19 +222,27 @@ class _Board:
             self.handles = np.array([self.drafter.handle(name) for name in names], np.int64)
 
     def _start(self, name: int, request: ReplayRequest) -> None:
-        self.drafter.start_request((self.ids, name), request.prompt)
+        with self._turnover():
+            self.drafter.start_request((self.ids, name), request.prompt)
         self.outcome.requests += 1
         self.outcome.prompt_tokens += len(request.prompt)
         self.outcome.response_tokens += 1
         if len(request.response) == 1:  # the prefill is all of it: it takes no step, and no row
-            self.drafter.append((self.ids, name), request.response)
-            self.drafter.stop_request((self.ids, name))
+            with self._turnover():
+                self.drafter.append((self.ids, name), request.response)
+                self.drafter.stop_request((self.ids, name))
             return
         tokens = np.concatenate([request.prompt, request.response]).astype(np.int32)
         row, end = self.free.pop(), len(request.prompt) + 1
         self.block[row, : len(tokens)] = tokens
         self.ends[row] = end
         self.running[row] = _Row(name, tokens, end)
+
+    @contextmanager
+    def _turnover(self) -> Iterator[None]:
+        before = time.thread_time()
+        yield
+        self.outcome.turnover_seconds += time.thread_time() - before
 
     def step(self) -> int:
         """Draft for every running request and accept; return the tokens that it yielded."""

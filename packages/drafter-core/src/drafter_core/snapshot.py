@@ -4,7 +4,9 @@ Knows nothing of the drafter's structure: a snapshot holds token ids, oldest res
 loading inserts them again. So it is small, and any version of the drafter reads it.
 
 Layout, little-endian: the magic line, version u32, responses u64, tokens u64, lengths u32 each,
-token ids i32 each, SHA-256 of all before.
+token ids i32 each, SHA-256 of all before. What begins a response with ids of 2**30 and above is the
+end of its prompt, each id with 2**30 added; a snapshot of exact mode has none of that, and exact
+mode leaves it out.
 """
 
 from __future__ import annotations

@@ -11,6 +11,10 @@ ids, parents, probabilities, score and match length (docs/parity.md). What diffe
 - A call that raises changes nothing; the peer may be left with a request that is active but not
   cached.
 - `max_tree_depth` is at most 4096, and `max_cached_requests` a whole number.
+- `SuffixDecodingDraft.from_native` is not there: it converts an object of the peer's compiled
+  module, and there is none here.
+
+Its kernels are those of exact mode: `drafter_core.warm_up(exact=True)` compiles them ahead of time.
 
 Knows only the peer's interface and `SuffixDrafter`. New code is better served by the latter: one
 call per batch, and by default drafts that are accepted more often.
@@ -22,6 +26,7 @@ from array import array
 from collections.abc import Hashable, KeysView, Sequence
 from dataclasses import dataclass, field
 from operator import index
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,17 +176,14 @@ class SuffixDecodingCache:
         self._expect_active(req_id)
         if not isinstance(use_tree_spec, bool):
             raise TypeError(f"use_tree_spec is True or False, not {use_tree_spec!r}")
-        for number in (max_spec_factor, max_spec_offset, min_token_prob):
-            if isinstance(number, (str, bytes)):
-                raise TypeError(f"a number is expected, not {number!r}")
         most = self._max_tree_depth if max_spec_tokens is None else index(max_spec_tokens)
         if most > 2**31 - 1:
             raise TypeError(f"max_spec_tokens is at most 2**31 - 1, not {most}")
         if isinstance(context, Sequence):  # only the end counts: do not read the rest
             context = context[-max(1, self._max_tree_depth) :]
         found = self._drafter.speculate(
-            req_id, _tokens(context), max(0, most), max_spec_factor, max_spec_offset,
-            min_token_prob, use_tree_spec,
+            req_id, _tokens(context), max(0, most), _number(max_spec_factor),
+            _number(max_spec_offset), _number(min_token_prob), use_tree_spec,
         )  # fmt: skip
         draft = found.draft
         return SuffixDecodingDraft(
@@ -191,6 +193,18 @@ class SuffixDecodingCache:
     def _expect_active(self, req_id: Hashable) -> None:
         if req_id not in self._drafter.active_requests:
             raise ValueError(f"Request '{req_id}' is not active")
+
+
+def _number(value: Any) -> float:
+    """A setting as a float, where the peer would take it as one."""
+    if type(value) is float:
+        return value
+    try:
+        if not isinstance(value, (str, bytes)):  # float would read a number in it
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise TypeError(f"a number is expected, not {value!r}")
 
 
 def _tokens(given: TokenIds) -> NDArray[np.int32]:
