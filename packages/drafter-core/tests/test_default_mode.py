@@ -122,6 +122,28 @@ def test_a_draft_that_is_nearly_certain_goes_beyond_the_factor() -> None:
     assert drafter.draft("a", 16, 0.0).token_ids == []
 
 
+def test_a_draft_goes_on_beyond_the_depth() -> None:
+    text = list(range(100, 160))
+    matches, lengths = [], []
+    for exact in (False, True):
+        drafter = SuffixDrafter(8, 0, exact=exact)
+        drafter.start_request("a", [*text, *text[:20]])
+        draft = drafter.draft("a", 16, 9.0)
+        matches.append(draft.match_length)
+        lengths.append(draft.match_length + len(draft.token_ids))
+    assert matches[0] == 7
+    assert lengths[0] > 8 >= lengths[1]
+
+
+def test_a_draft_ends_at_half_of_the_least_probability() -> None:
+    drafter = SuffixDrafter(8, 0)
+    drafter.start_request("a", [1, 2, 3, 4, 1, 2])
+    probs = drafter.draft("a", 8, min_token_prob=0.0).probs
+    assert len(probs) == 2
+    assert drafter.draft("a", 8, min_token_prob=2 * probs[1] - 0.01).probs == probs
+    assert drafter.draft("a", 8, min_token_prob=2 * probs[1] + 0.01).probs == probs[:1]
+
+
 # -- load
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,6 +136,20 @@ def test_the_drafter_is_left_without_active_requests() -> None:
     assert len(drafter.cached_requests) == 5
 
 
+def test_starting_requests_is_timed_apart_from_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    start = SuffixDrafter.start_request
+
+    def slow(drafter: SuffixDrafter, *arguments: Any) -> int:
+        clock[0] += 10.0
+        return start(drafter, *arguments)
+
+    monkeypatch.setattr(SuffixDrafter, "start_request", slow)
+    monkeypatch.setattr("time.thread_time", lambda: clock[0])
+    outcome = run(asked([1], [2, 3]), asked([1], [2]))
+    assert (outcome.turnover_seconds, outcome.draft_seconds) == (20.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("costs", "expected"),
     [
@@ -151,7 +166,9 @@ def test_the_speed_up_weighs_saved_steps_against_drafted_tokens(
     assert outcome.speed_up(costs) == pytest.approx(expected)
 
 
-def test_time_spent_drafting_lowers_the_speed_up() -> None:
+@pytest.mark.parametrize("spent", ["draft_seconds", "turnover_seconds"])
+def test_time_spent_drafting_lowers_the_speed_up(spent: str) -> None:
     outcome = Outcome(max_tokens=8, max_depth=24)
-    outcome.plain_steps, outcome.steps, outcome.draft_seconds = 100, 50, 0.5
+    outcome.plain_steps, outcome.steps = 100, 50
+    setattr(outcome, spent, 0.5)
     assert outcome.speed_up(CostModel(step_ms=10.0, verify_us=0.0)) == pytest.approx(1.0)

@@ -22,7 +22,11 @@ from drafter_core.commands import app
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "log.jsonl"
     draw = np.random.default_rng(1)
-    lines = [{"response": draw.integers(0, 30_000, 80).tolist()} for _ in range(4)]
+    lines = [
+        {"prompt": draw.integers(0, 30_000, 40).tolist(),
+         "response": draw.integers(0, 30_000, 80).tolist()}
+        for _ in range(4)
+    ]  # fmt: skip
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{}\n")
     return path
 
@@ -41,11 +45,36 @@ def build(log: Path, *arguments: str) -> dict[str, object]:
     return report
 
 
-def test_the_snapshot_holds_every_usable_response(log: Path) -> None:
+def test_the_snapshot_holds_every_usable_response_and_the_end_of_its_prompt(log: Path) -> None:
     report = build(log)
-    assert (report["responses"], report["tokens"]) == (4, 320)
+    assert (report["responses"], report["tokens"]) == (4, 4 * (24 + 80))
     assert [one["line"] for one in report["skipped"]] == [5]  # type: ignore[attr-defined]
     assert SuffixDrafter(24).load(str(report["snapshot"])) == 4
+
+
+def test_a_snapshot_that_was_built_is_the_one_that_a_server_would_have_saved(log: Path) -> None:
+    served = SuffixDrafter(24)
+    requests = [json.loads(line) for line in log.read_text().splitlines()[:4]]
+    for number, request in enumerate(requests):
+        served.start_request(number, request["prompt"])
+        for token in request["response"]:
+            served.append(number, [token])
+        served.stop_request(number)
+    served.save(log.with_name("served.snapshot"))
+    built = Path(str(build(log)["snapshot"]))
+    assert built.read_bytes() == log.with_name("served.snapshot").read_bytes()
+    drafter = SuffixDrafter(24)
+    drafter.load(built)
+    drafter.start_request("again", requests[0]["prompt"])
+    drafter.append("again", requests[0]["response"][:1])
+    draft = drafter.draft("again", 8).token_ids
+    assert draft == requests[0]["response"][1 : 1 + len(draft)]
+    assert len(draft) > 1  # one match of one token allows no more
+
+
+def test_as_much_of_a_prompt_is_kept_as_the_depth(log: Path) -> None:
+    assert build(log, "--max-depth", "8")["tokens"] == 4 * (8 + 80)
+    assert build(log, "--max-depth", "64")["tokens"] == 4 * (40 + 80)
 
 
 def test_the_last_responses_are_kept_where_there_is_a_limit(log: Path) -> None:

@@ -82,6 +82,7 @@ def test_json_holds_every_figure(log: Path) -> None:
     assert report["accepted"] == sum(row["accepted"] for row in report["by_position"])
     assert report["drafted"] == sum(row["drafted"] for row in report["by_match_length"])
     assert report["draft_us_per_step"]["median"] > 0
+    assert report["start_and_end_us_per_request"] > 0
     ends_of_prompts = report["memory"]["cached_tokens"] - 3 * len(TEXT)
     assert 0 < ends_of_prompts <= 3 * 24
     assert report["cost_model"]["speed_up"] > 2
@@ -100,6 +101,24 @@ def test_the_exact_mode_can_be_asked_for(log: Path) -> None:
     report = json.loads(simulate(log, "--mode", "exact", "--json").stdout)
     assert report["settings"]["mode"] == "exact"
     assert report["accepted"] > 0
+
+
+def test_the_report_and_the_page_say_what_was_measured(log: Path, tmp_path: Path) -> None:
+    warm, page = tmp_path / "warm.snapshot", tmp_path / "page.html"
+    CliRunner().invoke(app, ["build", str(log), "-o", str(warm)])
+    asked = {"max_depth": 12, "max_cached_requests": 7, "verify_tokens": 48, "snapshot": str(warm),
+             "batch": 2, "max_tokens": 9, "max_spec_factor": 2.0, "min_token_prob": 0.2,
+             "budget": 30}  # fmt: skip
+    options = [part for name, value in asked.items()
+               for part in (f"--{name.replace('_', '-')}", value)]  # fmt: skip
+    result = simulate(log, "--json", "--html", page, *options)
+    said = json.loads(result.stdout)["settings"]
+    assert asked | {"mode": "default", "max_spec_offset": 0.0} == said
+    html = page.read_text(encoding="utf-8")
+    for name, value in said.items():
+        assert f"{name} {value}" in html
+    assert "Starting and ending requests" in html
+    assert "starting and ending requests" in words(simulate(log).output)
 
 
 def test_a_dearer_verification_lowers_the_expected_speed_up(log: Path) -> None:

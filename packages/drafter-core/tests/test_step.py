@@ -289,6 +289,43 @@ def test_settings_are_whole_numbers(setting) -> None:
         SuffixDrafter(**setting)
 
 
+WRONG = [("max_tokens", "8"), ("max_tokens", 2.5), ("max_tokens", None), ("max_spec_factor", "x"),
+         ("max_spec_factor", "1"), ("max_spec_offset", None), ("min_token_prob", [0.1]),
+         ("min_token_prob", 10**400)]  # fmt: skip
+WRONG_IN_STEPS = [("max_tokens", [2.5]), ("max_tokens", [[8]]), ("budget", "8"), ("budget", 2.5),
+                  ("handles", ["a"]), ("handles", [None, None])]  # fmt: skip
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("name", "wrong"), WRONG, ids=str)
+def test_a_setting_that_is_no_number_is_refused_by_its_name(exact, name, wrong) -> None:
+    drafter = SuffixDrafter(8, exact=exact)
+    handle = drafter.start_request("a", [])
+    settings = {"max_tokens": 4, name: wrong}
+    arrays = ([0], TWO_ROWS, [6, 6])
+    for draft in (
+        lambda: drafter.draft("a", **settings),
+        lambda: drafter.speculate("a", [1, 2], **settings),
+        lambda: drafter.step([handle], *arrays, **settings),
+        lambda: drafter.step_lists(["a"], *arrays, **settings),
+    ):
+        with pytest.raises(BadSetting, match=f"{name} "):
+            draft()
+    assert drafter.tokens_fed("a") == 0
+
+
+@pytest.mark.parametrize(("name", "wrong"), WRONG_IN_STEPS, ids=str)
+def test_what_a_step_cannot_use_is_refused_by_its_name(name, wrong) -> None:
+    drafter = SuffixDrafter(8)
+    handles = [drafter.start_request(i, []) for i in range(2)]
+    given = {"handles": handles, "max_tokens": 4, name: wrong}
+    given["handles"] = given["handles"][: len(wrong) if isinstance(wrong, list) else 2]
+    rows = [0, 1][: len(given["handles"])]
+    with pytest.raises(BadSetting, match=name):
+        drafter.step(rows=rows, token_ids=TWO_ROWS, num_tokens=[6, 6], **given)
+    assert [drafter.tokens_fed(i) for i in range(2)] == [0, 0]
+
+
 LIMITED = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))

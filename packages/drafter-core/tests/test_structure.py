@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from drafter_core import SuffixDrafter
+from drafter_core import CapacityExhausted, SuffixDrafter
 from drafter_core import _kernels as k
+from drafter_core import drafter as module
 
 
 def _integrity() -> ModuleType:
@@ -173,3 +174,74 @@ def test_a_long_response_leaves_the_cache_in_parts_and_completely(asked: bool) -
     assert len(sizes) > 5
     assert max(a - b for a, b in pairwise(sizes)) <= 1024
     assert drafter.stats().global_states == 1
+
+
+# -- too little memory
+
+
+@pytest.fixture
+def scarce(monkeypatch: pytest.MonkeyPatch, exact: bool) -> SuffixDrafter:
+    """A drafter whose tables are small and cannot grow."""
+    reserve = module.reserve
+
+    def small(rows: int, columns: int, dtype, minimum: int = 1024):
+        return reserve(1 << 14 if rows >= 1 << 20 else rows, columns, dtype, minimum)
+
+    def refuse(array: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "reserve", small)
+        drafter = SuffixDrafter(6, exact=exact)
+    monkeypatch.setattr(module, "_doubled", refuse)
+    return drafter
+
+
+def fill(drafter: SuffixDrafter, responses: int) -> SuffixDrafter:
+    rng = random.Random(2)
+    for request in range(responses):
+        play(drafter, "start", request, [1, 2])
+        play(drafter, "append", request, [rng.randrange(9) for _ in range(100)])
+        play(drafter, "stop", request, [])
+    return drafter
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_snapshot_that_memory_does_not_suffice_for_changes_nothing(
+    tmp_path: Path, scarce: SuffixDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(SuffixDrafter(6), 400).save(tmp_path / "large")
+    fill(SuffixDrafter(6), 20).save(tmp_path / "small")
+    scarce.load(tmp_path / "small")
+    cached, before = list(scarce.cached_requests), scarce.stats()
+    for _ in range(3):
+        with pytest.raises(CapacityExhausted, match="max_cached_requests"):
+            scarce.load(tmp_path / "large")
+        after = scarce.stats()
+        assert list(scarce.cached_requests) == cached
+        assert after.cached_tokens == before.cached_tokens
+        assert after.evicted_responses == 0
+        check_integrity(scarce)
+    monkeypatch.undo()  # there is memory again
+    assert scarce.load(tmp_path / "small") == 20
+    check_integrity(scarce)
+    assert scarce.start_request("next", [1]) == 1, "a handle was lost"
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_prompt_that_memory_does_not_suffice_for_starts_nothing(
+    scarce: SuffixDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(5)
+    long = [rng.randrange(9) for _ in range(20_000)]
+    for _ in range(3):
+        with pytest.raises(CapacityExhausted, match="max_cached_requests"):
+            scarce.start_request("long", long)
+        assert not scarce.active_requests
+        assert not scarce.cached_requests
+        check_integrity(scarce)
+    monkeypatch.undo()  # there is memory again
+    assert scarce.start_request("long", long) == 1, "a handle was lost"
+    scarce.append("long", [1, 2, 3])
+    assert scarce.cached_response("long")[-3:].tolist() == [1, 2, 3]
+    check_integrity(scarce)

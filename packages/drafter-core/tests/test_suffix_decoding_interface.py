@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -42,6 +45,32 @@ def test_methods_have_the_names_and_defaults_of_the_peer(
     names = {p.name: None if p.default is p.empty else p.default for p in found}
     del names["self"]
     assert names == parameters
+
+
+def members(cls: type) -> dict[str, Any]:
+    """The public methods of a class with names and defaults of their arguments, and attributes."""
+    found = {}
+    for name, member in inspect.getmembers_static(cls):
+        if name == "__init__" or not name.startswith("_"):
+            if isinstance(member, staticmethod) or not inspect.isfunction(member):
+                found[name] = type(member).__name__
+            else:
+                parameters = inspect.signature(member).parameters.values()
+                found[name] = [(p.name, p.kind, p.default) for p in parameters]
+    return found
+
+
+def test_the_members_are_those_of_the_peer_where_it_is_installed() -> None:
+    peer = pytest.importorskip("arctic_inference.suffix_decoding", reason="arctic-inference")
+    assert members(SuffixDecodingCache) == members(peer.SuffixDecodingCache)
+    ours, theirs = members(SuffixDecodingDraft), members(peer.SuffixDecodingDraft)
+    assert theirs.pop("from_native") == "staticmethod"  # see the module's docstring
+    assert ours.pop("__init__") is not None
+    assert theirs.pop("__init__") is not None
+    assert ours == theirs
+    assert [f.name for f in fields(SuffixDecodingDraft)] == [
+        f.name for f in fields(peer.SuffixDecodingDraft)
+    ]
 
 
 def test_settings_are_given_back(cache: SuffixDecodingCache) -> None:
@@ -180,14 +209,20 @@ def test_a_limit_that_is_no_int_is_a_type_error(cache: SuffixDecodingCache) -> N
 @pytest.mark.parametrize(
     "wrong",
     [{"use_tree_spec": "x"}, {"use_tree_spec": 1}, {"min_token_prob": "x"},
-     {"max_spec_factor": "1"}, {"max_spec_tokens": 2**31}, {"context": [2**31]},
-     {"context": [-(2**31) - 1]}],
+     {"max_spec_factor": "1"}, {"max_spec_factor": None}, {"max_spec_offset": [1.0]},
+     {"min_token_prob": np.ones(2)}, {"max_spec_factor": 10**400}, {"max_spec_tokens": 2**31},
+     {"context": [2**31]}, {"context": [-(2**31) - 1]}],
 )  # fmt: skip
 def test_arguments_that_are_type_errors_to_the_peer_are_so_here(
     cache: SuffixDecodingCache, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(TypeError):
         cache.speculate(**{"req_id": "a", "context": [1, 2], **wrong})
+
+
+@pytest.mark.parametrize("number", [1, True, np.float32(1), np.array(1.0), Fraction(1), Decimal(1)])
+def test_whatever_has_a_float_is_a_number(cache: SuffixDecodingCache, number: Any) -> None:
+    assert cache.speculate("a", [1, 2], 8, number) == cache.speculate("a", [1, 2], 8, 1.0)
 
 
 def test_limits_are_whole_numbers() -> None:

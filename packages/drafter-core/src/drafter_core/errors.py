@@ -58,7 +58,11 @@ class BadSetting(DrafterError, ValueError):
 
 
 class CapacityExhausted(DrafterError, MemoryError):
-    """No memory could be had for another token."""
+    """No memory could be had for another token, or no place for another request or response.
+
+    What is cached drafts on. Where it was memory, evicting gives back too little: until the system
+    has more, no token can be added. Build a new drafter, with a lower `max_cached_requests`.
+    """
 
 
 class CorruptState(DrafterError, RuntimeError):
