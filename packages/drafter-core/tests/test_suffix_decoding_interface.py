@@ -1,9 +1,11 @@
-"""The drop-in cache takes the peer's arguments, has its defaults and raises its exceptions."""
+"""The drop-in cache takes the peer's arguments, has its defaults and raises its exceptions.
+
+`nox -s parity` compares the members of both with the peer installed.
+"""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -45,32 +47,6 @@ def test_methods_have_the_names_and_defaults_of_the_peer(
     names = {p.name: None if p.default is p.empty else p.default for p in found}
     del names["self"]
     assert names == parameters
-
-
-def members(cls: type) -> dict[str, Any]:
-    """The public methods of a class with names and defaults of their arguments, and attributes."""
-    found = {}
-    for name, member in inspect.getmembers_static(cls):
-        if name == "__init__" or not name.startswith("_"):
-            if isinstance(member, staticmethod) or not inspect.isfunction(member):
-                found[name] = type(member).__name__
-            else:
-                parameters = inspect.signature(member).parameters.values()
-                found[name] = [(p.name, p.kind, p.default) for p in parameters]
-    return found
-
-
-def test_the_members_are_those_of_the_peer_where_it_is_installed() -> None:
-    peer = pytest.importorskip("arctic_inference.suffix_decoding", reason="arctic-inference")
-    assert members(SuffixDecodingCache) == members(peer.SuffixDecodingCache)
-    ours, theirs = members(SuffixDecodingDraft), members(peer.SuffixDecodingDraft)
-    assert theirs.pop("from_native") == "staticmethod"  # see the module's docstring
-    assert ours.pop("__init__") is not None
-    assert theirs.pop("__init__") is not None
-    assert ours == theirs
-    assert [f.name for f in fields(SuffixDecodingDraft)] == [
-        f.name for f in fields(peer.SuffixDecodingDraft)
-    ]
 
 
 def test_settings_are_given_back(cache: SuffixDecodingCache) -> None:
