@@ -939,9 +939,10 @@ class SuffixDrafter:
                 name: _doubled(getattr(tables, name)) for name in tables.full()
             }
         except MemoryError as error:
+            stats = self.stats()
             raise CapacityExhausted(
-                f"no memory for more than {self.stats().cached_tokens} cached tokens; "
-                "set max_cached_requests"
+                f"no memory for another token: {stats.bytes_in_use:,} bytes are in use, with "
+                f"{stats.cached_tokens:,} cached tokens; set a lower max_cached_requests"
             ) from error
         self._tables = replace(tables, **grown)
         self._measure()
