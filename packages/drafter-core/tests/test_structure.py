@@ -200,9 +200,9 @@ def scarce(monkeypatch: pytest.MonkeyPatch, exact: bool) -> SuffixDrafter:
 def fill(drafter: SuffixDrafter, responses: int) -> SuffixDrafter:
     rng = random.Random(2)
     for request in range(responses):
-        play(drafter, "start", request, [1, 2])
-        play(drafter, "append", request, [rng.randrange(9) for _ in range(100)])
-        play(drafter, "stop", request, [])
+        drafter.start_request(request, [1, 2])
+        drafter.append(request, [rng.randrange(9) for _ in range(100)])
+        drafter.stop_request(request)
     return drafter
 
 
