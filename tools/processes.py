@@ -92,7 +92,8 @@ LAYOUTS = (
     Layout(
         "server, data parallel, 2",
         {"data_parallel_size": 2},
-        {"API server": 1, "EngineCore": 2, "worker": 2},
+        # `vllm serve` itself, and as many API servers as replicas.
+        {"API server": 3, "EngineCore": 2, "worker": 2},
         ("worker 0", "worker 0"),
         server=True,
         environment=TWO_CORES,
