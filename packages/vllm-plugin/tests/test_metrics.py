@@ -341,6 +341,17 @@ def test_files_that_cannot_be_read_leave_vllm_s_own_metrics(served, caplog):
     assert caplog.text.count("cannot read the workers' metrics") == 1
 
 
+def test_one_of_several_api_servers_makes_no_directory_that_would_stay_behind(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setenv("DRAFTER_METRICS_DIR", "the launcher's")
+    before = set(REGISTRY._collector_to_names)
+    serve()
+    assert metrics.os.environ["DRAFTER_METRICS_DIR"] == "the launcher's"
+    assert set(REGISTRY._collector_to_names) == before
+
+
 def test_with_several_api_servers_the_files_are_where_vllm_s_are(tmp_path, monkeypatch):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()

@@ -256,6 +256,10 @@ def serve() -> None:
     To be called before vLLM starts its workers: they find the directory in their environment. It is
     removed when this process ends. A directory that cannot be made costs a warning.
     """
+    if os.environ.get(VLLM_DIRECTORY):
+        # One of several API servers. The workers write where vLLM reads; and vLLM kills this
+        # process at the end, so that a directory of its own would stay behind.
+        return
     try:
         directory = tempfile.mkdtemp(prefix="vllm-drafter-")
     except OSError as error:
