@@ -252,7 +252,7 @@ def acceptance(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Random operations on drafters of every kind, checking the whole structure: ten minutes."""
+    """Random operations on drafters of every kind, checking the whole structure: an hour."""
     session.install("-r", "benchmarks/requirements.txt", "-e", "packages/drafter-core")
     report = ["--report", "docs/fuzz.md"]
     session.run("python", "benchmarks/fuzz.py", *(session.posargs or report))

@@ -241,7 +241,9 @@ def markdown(state: dict[str, Any]) -> str:
 
 
 def main(
-    seconds: Annotated[float, typer.Option(help="Stop after the history that passes this.")] = 600,
+    seconds: Annotated[
+        float, typer.Option(help="Processor time: stop after the history that passes this.")
+    ] = 3600,
     histories: Annotated[int, typer.Option(help="At most so many; 0: as time allows.")] = 0,
     operations: Annotated[int, typer.Option(help="Operations in a history.")] = 200,
     first: Annotated[int | None, typer.Option(help="Number of the first history.")] = None,
@@ -260,14 +262,13 @@ def main(
     number = state["histories"] if first is None else first
     counts: Counter[str] = Counter(state["counts"])
     console = Console(stderr=True)
-    started = time.monotonic()
-    computed = time.process_time()
+    started = time.process_time()
     before = state["seconds"]
     done = 0
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("histories", total=None)
-        while time.monotonic() - started < seconds and not (histories and done >= histories):
+        while time.process_time() - started < seconds and not (histories and done >= histories):
             try:
                 History(number, counts).run(operations)
             except KeyboardInterrupt:  # what was done until now is kept
@@ -279,7 +280,7 @@ def main(
             progress.update(bar, description=f"{done} histories, {sum(counts.values()):,} counted")
     state.update(
         histories=state["histories"] + done, counts=dict(counts),
-        seconds=before + time.process_time() - computed,
+        seconds=before + time.process_time() - started,
     )  # fmt: skip
     state_file.parent.mkdir(parents=True, exist_ok=True)
     state_file.write_text(json.dumps(state, indent=1), encoding="utf-8")
