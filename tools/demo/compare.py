@@ -1,7 +1,7 @@
 """Our drafter beside vLLM's own suffix method with arctic-inference, in one run on one release.
 
 Three engines live at once: no speculation, ours, arctic. They work on the same prompts in turns of
-a second, each round in another order, and while one works the processes of the others are stopped,
+a step or two, each round in another order, and while one works the processes of the others are stopped,
 so that all see the same machine. The rounds divide the demo's prompts between them; then all are
 asked once more, which is where remembering earlier answers pays. Speeds are compared within a
 round, and the median over the rounds counts.
@@ -35,8 +35,8 @@ ORDER = (BASELINE, OURS, PEER_KIND)
 NAMES = {BASELINE: "no speculation", OURS: "vllm-drafter", PEER_KIND: "arctic-inference"}
 START, END = "<!-- table: nox -s compare -->", "<!-- end of table -->"
 TOLERANCE = 0.02
-TURN = 1.0
-"""Seconds of a turn: a machine that others use is another one a few seconds later."""
+TURN = 0.2
+"""Seconds of a turn, a step or two: a machine that others use is another one a moment later."""
 
 
 def spread(texts: list[str], number: int) -> list[str]:
@@ -66,7 +66,7 @@ def run_in_turn(engines: dict[str, Engine], job: Job, say: Any) -> None:
         for number, name in enumerate(job.groups):
             say(f"round {name!r}")
             turn = number % len(kinds)
-            busy = kinds[turn:] + kinds[:turn]
+            busy = (kinds[turn:] + kinds[:turn])[:: -1 if number % 2 else 1]
             while busy:
                 for kind in list(busy):
                     engines[kind].resume()

@@ -129,8 +129,7 @@ class Engine:
     def resume(self) -> None:
         """Let an engine go on that said "waiting" or "pausing", and stopped all its processes."""
         assert self._process is not None
-        # It says so shortly before it stops.
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        _wait_for_stop(self._process.pid, None)  # it says so shortly before it stops
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def _order(self, job: Job) -> dict[str, Any]:
@@ -161,7 +160,7 @@ class Engine:
                 return
             if time.monotonic() > deadline:
                 raise DemoFailed(self._failure(f"was not done after {timeout:.0f} s (--timeout)"))
-            time.sleep(0.1)
+            _wait_for_stop(process.pid, 0.1)
 
     def _look_into_memory(self) -> None:
         """Look for the peer's library in the memory of each registered process (Linux only)."""
@@ -177,6 +176,17 @@ class Engine:
         lines = self.file("log").read_text(errors="replace").splitlines()
         tail = "\n".join(f"    {line[:200]}" for line in lines[-25:])
         return f"the {self.kind} engine {what}; the end of its log, {self.file('log')}:\n{tail}"
+
+
+def _wait_for_stop(pid: int, seconds: float | None) -> None:
+    """Wait until a child has stopped or ended, or for so many seconds."""
+    what = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+    if seconds is None:
+        os.waitid(os.P_PID, pid, what)
+        return
+    deadline = time.monotonic() + seconds
+    while not os.waitid(os.P_PID, pid, what | os.WNOHANG) and time.monotonic() < deadline:
+        time.sleep(0.003)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
