@@ -245,3 +245,17 @@ def test_a_prompt_that_memory_does_not_suffice_for_starts_nothing(
     scarce.append("long", [1, 2, 3])
     assert scarce.cached_response("long")[-3:].tolist() == [1, 2, 3]
     check_integrity(scarce)
+
+
+def test_long_responses_do_not_pile_up_while_they_leave() -> None:
+    rng = random.Random(5)
+    drafter = SuffixDrafter(4, 2)
+    held = []
+    for request in range(40):
+        drafter.start_request(request, [])
+        drafter.append(request, [rng.randrange(50) for _ in range(5_000)])  # one call for all
+        drafter.stop_request(request)
+        held.append(drafter.stats().cached_tokens)
+    assert max(held[20:]) == max(held[10:20])
+    assert max(held) <= 20_000
+    check_integrity(drafter)

@@ -207,6 +207,10 @@ class SuffixDrafter:
         self._free_sequences: list[int] = []
         self._next_sequence = 0
         self._leaving: deque[int] = deque()
+        self._left = 0
+        """Tokens that have left the global tree."""
+        self._entered = 0
+        """Tokens that had entered it at the last call that took some out."""
         self._restored = 0
         self._evicted = 0
         self._allocate()
@@ -388,7 +392,7 @@ class SuffixDrafter:
             CorruptState: a bug, found while a response was evicted; see there.
         """
         if self._leaving:
-            self._evict_some(_EVICTED_PER_CALL)
+            self._evict_more()
         self._feed(self._active(request_id), _checked(tokens), 0, _RESPONSE)
 
     def draft(
@@ -670,7 +674,7 @@ class SuffixDrafter:
     def _step(self, n: int) -> _Output:
         """Do the step that the inputs describe."""
         if self._leaving:
-            self._evict_some(_EVICTED_PER_CALL)
+            self._evict_more()
         if self._output is not self._batch:
             self._write_to(self._batch)
         if self._called != n:  # else the header says so from the step before
@@ -810,9 +814,21 @@ class SuffixDrafter:
         handle = self._handles.get(request_id)
         if handle is not None:
             self._tables.trees[handle, k.R_SEQ] = -1
+        if not self._leaving:
+            self._entered = self._left + int(self._header[k.G_TOKENS])
         self._leaving.append(sequence)
-        while self._leaving and at_once > 0:
-            at_once -= self._evict_some(at_once)
+        self._evict_tokens(at_once)
+
+    def _evict_more(self) -> None:
+        """Go on with what is leaving: as many tokens as entered since, so that none pile up."""
+        entered = self._left + int(self._header[k.G_TOKENS])
+        most = max(_EVICTED_PER_CALL, entered - self._entered)
+        self._entered = entered
+        self._evict_tokens(most)
+
+    def _evict_tokens(self, most: int) -> None:
+        while self._leaving and most > 0:
+            most -= self._evict_some(most)
 
     def _evict_some(self, most: int) -> int:
         """Take tokens of the response that has been leaving longest out of the global tree."""
@@ -824,6 +840,7 @@ class SuffixDrafter:
                 "the global tree does not contain a response that it should; build a new drafter "
                 "and report this"
             )
+        self._left += before - left
         if left == 0:
             self._leaving.popleft()
             self._free_sequences.append(sequence)
