@@ -1,10 +1,10 @@
 """Our drafter beside vLLM's own suffix method with arctic-inference, in one run on one release.
 
 Three engines live at once: no speculation, ours, arctic. They work on the same prompts in turns of
-a step or two, each round in another order, and while one works the processes of the others are stopped,
-so that all see the same machine. The rounds divide the demo's prompts between them; then all are
-asked once more, which is where remembering earlier answers pays. Speeds are compared within a
-round, and the median over the rounds counts.
+a step or two, each round in another order, and while one works the processes of the others are
+stopped, so that all see the same machine. The rounds divide the demo's prompts between them; then
+all are asked once more, which is where remembering earlier answers pays. Speeds are compared within
+a round, and the median over the rounds counts.
 
 Exits 0 only if all outputs are token by token identical, each suffix engine drafted with its own
 drafter, and ours is not behind: tokens per forward pass at least arctic's, output tokens/s at least

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from vllm_drafter.loop import DraftLoop
 from vllm_drafter.proposer import TokensPerStepProposer
 
@@ -48,7 +51,7 @@ def _note_scores(loop: DraftLoop, scores: dict[Hashable, float]) -> None:
     """Put the scores of a loop's drafts down by request, at each of its calls of the drafter."""
     call = loop._call
 
-    def noting(handles: Sequence[int], step: Any) -> Any:
+    def noting(handles: npt.NDArray[np.int64], step: Any) -> Any:
         batch = call(handles, step)
         scores.update(zip(step.keys, batch.scores.tolist(), strict=True))
         return batch
