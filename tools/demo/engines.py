@@ -129,7 +129,7 @@ class Engine:
     def resume(self) -> None:
         """Let an engine go on that said "waiting" or "pausing", and stopped all its processes."""
         assert self._process is not None
-        _wait_for_stop(self._process.pid, None)  # it says so shortly before it stops
+        os.waitid(os.P_PID, self._process.pid, _STOPPED)  # it says so shortly before it stops
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def _order(self, job: Job) -> dict[str, Any]:
@@ -178,14 +178,13 @@ class Engine:
         return f"the {self.kind} engine {what}; the end of its log, {self.file('log')}:\n{tail}"
 
 
-def _wait_for_stop(pid: int, seconds: float | None) -> None:
-    """Wait until a child has stopped or ended, or for so many seconds."""
-    what = os.WSTOPPED | os.WEXITED | os.WNOWAIT
-    if seconds is None:
-        os.waitid(os.P_PID, pid, what)
-        return
+_STOPPED = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+
+
+def _wait_for_stop(pid: int, seconds: float) -> None:
+    """Wait until a child has stopped or ended, but no longer than that."""
     deadline = time.monotonic() + seconds
-    while not os.waitid(os.P_PID, pid, what | os.WNOHANG) and time.monotonic() < deadline:
+    while not os.waitid(os.P_PID, pid, _STOPPED | os.WNOHANG) and time.monotonic() < deadline:
         time.sleep(0.003)
 
 

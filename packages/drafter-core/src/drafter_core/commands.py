@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from drafter_core.drafter import SuffixDrafter
+from drafter_core.drafter import MAX_DEPTH, SuffixDrafter
 from drafter_core.errors import DrafterError
 from drafter_core.simulate import CostModel, Outcome, ReplaySettings, replay
 from drafter_core.tokenizer import FileTokenizer, TokenizerError
@@ -99,7 +99,7 @@ def build(
         int,
         typer.Option(
             min=1,
-            max=4096,
+            max=MAX_DEPTH,
             help="Tokens kept of the end of each prompt: what the server has as its depth.",
         ),
     ] = 24,
@@ -160,7 +160,7 @@ def simulate(
         int,
         typer.Option(
             min=2,
-            max=4096,
+            max=MAX_DEPTH,
             help="Exact mode: most tokens of a match and its draft together. Default mode: a match "
             "is shorter than this, and its draft may go on beyond.",
         ),

@@ -60,7 +60,7 @@ _LONGEST = 1 << 16
 _PROMPT, _RESPONSE, _GLOBAL_ONLY = 0, 1, 2
 _EVICTED_AT_ONCE = 2048
 _EVICTED_PER_CALL = 1024
-"""Tokens: an eviction must not hold up the engine's step. 400 tokens take about 0.2 ms."""
+"""Tokens: an eviction must not hold up the engine's step. 400 tokens take about 0.3 ms."""
 _MAX_ROWS = (1 << 31) - 4096
 _CALL = struct.Struct("=5q3d")
 """What the kernels are to do, as it stands in their header."""
@@ -156,7 +156,7 @@ class SuffixDrafter:
         exact: draft exactly what arctic-inference 0.3.0 drafts: among successors that occur equally
             often in the order that their history gave them there, and never on a match as long as
             the whole context. A tenth larger. Measured (docs/bench-core.md), a step with the same
-            tokens takes 0.9 to 1.1 times as long as in default mode with an empty cache, 1.2 to
+            tokens takes 0.9 to 1.1 times as long as in default mode with an empty cache, 1.1 to
             1.5 times with five million cached tokens.
         verify_tokens: how many tokens in a forward pass take as long as the pass itself. A step
             then drafts no more than pays, fewer for each request the more requests there are; see
@@ -1149,6 +1149,18 @@ def _whole(name: str, value: Any) -> int:
         raise BadSetting(f"{name} is a whole number, not {value!r}") from None
 
 
+def as_number(value: Any) -> float:
+    """A setting as a float. TypeError for what is no number, a number in a text among them."""
+    if type(value) is float:
+        return value
+    try:
+        if not isinstance(value, (str, bytes)):  # float would read a number in it
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise TypeError(f"a number is expected, not {value!r}")
+
+
 def _numbers(factor: Any, offset: Any, min_prob: Any) -> tuple[float, float, float]:
     """The settings of a draft that need not be whole."""
     if type(factor) is type(offset) is type(min_prob) is float:
@@ -1156,10 +1168,8 @@ def _numbers(factor: Any, offset: Any, min_prob: Any) -> tuple[float, float, flo
     given = {"max_spec_factor": factor, "max_spec_offset": offset, "min_token_prob": min_prob}
     for name, value in given.items():
         try:
-            if isinstance(value, (str, bytes)):  # float would read a number in it
-                raise TypeError
-            given[name] = float(value)
-        except (TypeError, ValueError, OverflowError):
+            given[name] = as_number(value)
+        except TypeError:
             raise BadSetting(f"{name} is a number, not {value!r}") from None
     return given["max_spec_factor"], given["max_spec_offset"], given["min_token_prob"]
 

@@ -26,12 +26,11 @@ from array import array
 from collections.abc import Hashable, KeysView, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from drafter_core.drafter import SuffixDrafter
+from drafter_core.drafter import SuffixDrafter, as_number
 
 __all__ = ["SuffixDecodingCache", "SuffixDecodingDraft"]
 
@@ -182,8 +181,8 @@ class SuffixDecodingCache:
         if isinstance(context, Sequence):  # only the end counts: do not read the rest
             context = context[-max(1, self._max_tree_depth) :]
         found = self._drafter.speculate(
-            req_id, _tokens(context), max(0, most), _number(max_spec_factor),
-            _number(max_spec_offset), _number(min_token_prob), use_tree_spec,
+            req_id, _tokens(context), max(0, most), as_number(max_spec_factor),
+            as_number(max_spec_offset), as_number(min_token_prob), use_tree_spec,
         )  # fmt: skip
         draft = found.draft
         return SuffixDecodingDraft(
@@ -193,18 +192,6 @@ class SuffixDecodingCache:
     def _expect_active(self, req_id: Hashable) -> None:
         if req_id not in self._drafter.active_requests:
             raise ValueError(f"Request '{req_id}' is not active")
-
-
-def _number(value: Any) -> float:
-    """A setting as a float, where the peer would take it as one."""
-    if type(value) is float:
-        return value
-    try:
-        if not isinstance(value, (str, bytes)):  # float would read a number in it
-            return float(value)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise TypeError(f"a number is expected, not {value!r}")
 
 
 def _tokens(given: TokenIds) -> NDArray[np.int32]:

@@ -422,10 +422,10 @@ def _check_version(version: str, claimed: bool, claims: str) -> Iterator[Check]:
 
 def _check_cpu_build(distribution: str, version: str) -> Iterator[Check]:
     """What a CPU build gets wrong as soon as anything speculates, whoever drafts."""
-    release = Version(version).base_version
-    pin = next((pin for pin in read_pins() if pin["vllm"] == release), {})
     if distribution != CPU_BUILD:
         return
+    release = Version(version).base_version
+    pin = next((pin for pin in read_pins() if pin["vllm"] == release), {})
     if pin.get("mended"):
         yield Check(
             "cpu-build",
